@@ -1,0 +1,242 @@
+"""The values that cross the core's boundary. Data only: no behaviour beyond derived properties.
+
+Units are in the names (`_s` seconds, `_tokens`, `_blocks`). `now` is always monotonic seconds.
+"""
+
+from array import array
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum, unique
+from typing import NewType
+
+BackendId = NewType("BackendId", int)
+"""Slot of a backend in the dispatcher: the bit it owns in the trie's masks. Reused only after drop."""
+
+BlockHash = NewType("BlockHash", int)
+"""Unsigned 64-bit hash of a block chained with everything before it."""
+
+
+@unique
+class Api(Enum):
+    """The request shapes the data listener accepts; the value is the canonical upstream path."""
+
+    CHAT = "/v1/chat/completions"
+    COMPLETIONS = "/v1/completions"
+    RESPONSES = "/v1/responses"
+    MESSAGES = "/v1/messages"
+    COUNT_TOKENS = "/v1/messages/count_tokens"
+    EMBEDDINGS = "/v1/embeddings"
+    RERANK_V1 = "/v1/rerank"
+    RERANK = "/rerank"
+    SCORE_V1 = "/v1/score"
+    SCORE = "/score"
+    POOLING = "/pooling"
+    CLASSIFY = "/classify"
+    TOKENIZE = "/tokenize"
+    DETOKENIZE = "/detokenize"
+    TRANSCRIPTIONS = "/v1/audio/transcriptions"
+    TRANSLATIONS = "/v1/audio/translations"
+
+
+@unique
+class Outcome(StrEnum):
+    """How a request ended: metric label, log field and statistic alike (contract, section 5)."""
+
+    OK = "ok"
+    CLIENT_CLOSED = "client_closed"
+    BAD_REQUEST = "bad_request"
+    UNAUTHORIZED = "unauthorized"
+    NOT_FOUND = "not_found"
+    REJECTED_RATE = "rejected_rate"
+    REJECTED_FULL = "rejected_full"
+    EXPIRED = "expired"
+    NO_BACKEND = "no_backend"
+    UPSTREAM_ERROR = "upstream_error"
+    UPSTREAM_TRUNCATED = "upstream_truncated"
+    UPSTREAM_TIMEOUT = "upstream_timeout"
+    UPSTREAM_4XX = "upstream_4xx"
+    UPSTREAM_5XX = "upstream_5xx"
+    INTERNAL_ERROR = "internal_error"
+
+
+@dataclass(slots=True, frozen=True)
+class Chain:
+    """A prompt as chained block hashes.
+
+    `hashes[i]` covers blocks 0..i, full blocks only. `tokens` is the whole prompt's token count,
+    the unhashed tail included; `exact` says whether it was counted or estimated from bytes.
+    """
+
+    hashes: "array[int]"
+    tokens_per_block: float
+    tokens: int
+    exact: bool = False
+
+    def hit_tokens(self, depth: int) -> int:
+        """Return the tokens covered by the first `depth` blocks, at most `tokens`."""
+        return min(self.tokens, int(depth * self.tokens_per_block))
+
+
+@dataclass(slots=True, frozen=True)
+class Usage:
+    """Token counts an engine reported; None = it did not say."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class Snapshot:
+    """What one scrape of a backend's `/metrics` said, taken at `at` (monotonic seconds).
+
+    None = the engine does not export it. `kv_utilization` is 0..1; counters are since engine start.
+    """
+
+    at: float
+    running: int = 0
+    waiting: int = 0
+    kv_utilization: float | None = None
+    kv_capacity_tokens: int | None = None
+    block_tokens: int | None = None
+    prefix_queries: float | None = None
+    prefix_hits: float | None = None
+    preemptions: float | None = None
+    prompt_tokens: float | None = None
+    generation_tokens: float | None = None
+    start_time: float | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class Query:
+    """One request as the dispatcher sees it: everything a decision needs and nothing else."""
+
+    model: str
+    cls: str
+    chain: Chain
+    expected_output_tokens: int
+    session: str | None = None
+    class_rule: str = "default"
+    key: str | None = None
+
+
+@dataclass(slots=True)
+class Ticket:
+    """An admitted request's place in the books, from `admit` until `finish`.
+
+    The dispatcher owns and mutates it; callers read `backend` (the configured name) and the
+    predicted hit, and hand it back. `tried` are the slots already attempted.
+    """
+
+    id: int
+    query: Query
+    slot: BackendId
+    backend: str
+    policy: str
+    hit_tokens: int
+    uncached_tokens: int
+    prefill_s: float
+    admitted_at: float
+    dispatched_at: float
+    reason: str = ""
+    reserved_tokens: float = 0.0
+    known_blocks: int = 0
+    first_token_at: float | None = None
+    attempts: int = 1
+    tried: list[BackendId] = field(default_factory=list)
+    finished: bool = False
+
+
+@unique
+class RefusalKind(Enum):
+    """Why `admit` said no."""
+
+    RATE = "rate"
+    NO_BACKEND = "no_backend"
+    UNKNOWN_MODEL = "unknown_model"
+
+
+@dataclass(slots=True, frozen=True)
+class Refusal:
+    """An honest no: `retry_after_s` is when the refused request could pass, before jitter."""
+
+    kind: RefusalKind
+    retry_after_s: float
+    detail: str
+
+
+@dataclass(slots=True, frozen=True)
+class Finish:
+    """How a ticket ended, as far as learning and settlement care.
+
+    `prefilled` = the backend surely began the prefill (an answer head or a byte came), so the
+    prompt's blocks may be believed resident. `chunks` approximates completion tokens when `usage`
+    says nothing. `last_token_at` is the time of the last content chunk.
+    """
+
+    outcome: Outcome
+    prefilled: bool
+    usage: Usage = Usage()
+    chunks: int = 0
+    last_token_at: float | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class BackendScore:
+    """One backend's row in an explanation."""
+
+    name: str
+    eligible: bool
+    why_not: str | None
+    hit_tokens: int
+    uncached_tokens: int
+    in_flight: int
+    owed_prefill_s: float
+    cost_s: float | None
+    terms: dict[str, float]
+
+
+@dataclass(slots=True, frozen=True)
+class Explanation:
+    """What would happen (or happened) to a request, and why (contract, section 8)."""
+
+    cls: str
+    class_rule: str
+    prompt_tokens: int
+    prompt_tokens_exact: bool
+    policy: str
+    winner: str | None
+    reason: str
+    backends: list[BackendScore]
+
+
+@dataclass(slots=True, frozen=True)
+class BackendStatus:
+    """A backend's live figures for `/status` and the metrics (contract, section 8)."""
+
+    name: str
+    up: bool
+    draining: bool
+    in_flight: int
+    in_flight_prefill_tokens: int
+    owed_prefill_s: float
+    context_tokens: int
+    kv_utilization: float | None
+    queue_depth: int
+    running: int
+    snapshot_age_s: float | None
+    prefill_tokens_per_s: float
+    index_blocks: int
+    hit_tokens_predicted: int
+    hit_tokens_reported: int
+
+
+@dataclass(slots=True, frozen=True)
+class ClassStatus:
+    """A class's live figures. `bucket_tokens` is None for an unlimited class."""
+
+    name: str
+    waiting: int
+    waiting_bytes: int
+    bucket_tokens: float | None
+    admitted: int
+    rejected: int

@@ -1,0 +1,1 @@
+"""Listeners: the data port (raw protocol) and the admin port (aiohttp)."""

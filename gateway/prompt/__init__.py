@@ -1,0 +1,1 @@
+"""Tokenizer engines behind the core's chain interface."""

@@ -1,0 +1,1 @@
+"""Upstream connection pool and byte relay."""

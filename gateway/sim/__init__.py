@@ -1,0 +1,1 @@
+"""Simulated vLLM replica, workloads and virtual time."""

@@ -1,0 +1,1 @@
+"""Prometheus series and the access log."""

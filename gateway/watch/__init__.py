@@ -1,0 +1,1 @@
+"""Pollers that correct the core's picture of each backend."""

@@ -64,12 +64,14 @@ class Chain:
 
     `hashes[i]` covers blocks 0..i, full blocks only. `tokens` is the whole prompt's token count,
     the unhashed tail included; `exact` says whether it was counted or estimated from bytes.
+    `text_bytes` is the canonical prompt's length, what a bytes-per-token ratio is learnt from.
     """
 
     hashes: "array[int]"
     tokens_per_block: float
     tokens: int
     exact: bool = False
+    text_bytes: int = 0
 
     def hit_tokens(self, depth: int) -> int:
         """Return the tokens covered by the first `depth` blocks, at most `tokens`."""

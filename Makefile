@@ -1,0 +1,60 @@
+# Every target that needs the virtual environment makes it first, from the hashed lock file.
+# Needed on the machine: make and a python3 (3.11 or newer) with venv. Nothing else.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed-from-lock
+TOOLS := .cache/uv
+VLLM := .cache/vllm
+PYTEST_ARGS ?=
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format lock e2e-vllm clean
+
+help: ## list the targets
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: $(STAMP) ## simulated replicas, gateway and traffic: round robin against Radixgate
+	$(BIN)/radixgate demo $(DEMO_ARGS)
+
+test: $(STAMP) ## the whole suite: unit, property, integration, end to end on llama.cpp
+	$(BIN)/python -m pytest -m "not vllm" $(PYTEST_ARGS)
+
+check: $(STAMP) ## format, lint, types, import contracts, then the whole suite
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -m "not vllm" $(PYTEST_ARGS)
+
+format: $(STAMP) ## rewrite the sources in the house format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix-only .
+
+e2e-vllm: $(STAMP) ## the end-to-end tests on two real vLLM replicas on the CPU (2 GB, some minutes)
+	$(PYTHON) tests/engines/install_vllm.py --venv $(VLLM)
+	E2E_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(BIN)/python -m pytest -m vllm $(PYTEST_ARGS)
+
+lock: $(TOOLS)/bin/uv ## resolve pyproject.toml again into the hashed lock files
+	$(TOOLS)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+		--custom-compile-command 'make lock' pyproject.toml -o requirements/core.lock
+	$(TOOLS)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+		--custom-compile-command 'make lock' pyproject.toml --group dev --extra tokens -o requirements/dev.lock
+
+clean: ## remove what the other targets made
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info
+
+$(STAMP): requirements/dev.lock pyproject.toml
+	@$(PYTHON) -c 'import sys, venv; sys.exit(0 if sys.version_info >= (3, 11) else "needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	@echo "Preparing $(VENV) from requirements/dev.lock (about a minute, once)"
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements/dev.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(TOOLS)/bin/uv:
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python -m pip install --quiet uv

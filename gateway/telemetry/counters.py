@@ -1,0 +1,153 @@
+"""Flat counters whose label values come from the configuration, everything else folded to `other`.
+
+Must never let a client add a series. Event loop only, so nothing here locks.
+"""
+
+from collections.abc import Iterable
+
+from gateway.core.types import Outcome
+from gateway.telemetry.histogram import GAPS, SECONDS, Histogram
+from gateway.telemetry.record import AdmissionResult, AttemptResult, RequestRecord
+
+OTHER = "other"
+"""The label value of everything that is not in the configuration."""
+
+_MAX_WORDS = 32  # distinct results or reasons per counter; the code uses fewer than ten of each
+
+
+class Words:
+    """A counter per (owner, word) whose words the code chooses; more than a few fold to `other`."""
+
+    __slots__ = ("_known", "counts")
+
+    def __init__(self, words: Iterable[str] = ()) -> None:
+        self._known = set(words)
+        self.counts: dict[tuple[str, str], int] = {}
+
+    def start(self, owners: Iterable[str]) -> None:
+        """Show every known word of `owners` from zero, and forget all other owners."""
+        kept = set(owners)
+        self.counts = {key: n for key, n in self.counts.items() if key[0] in kept}
+        for owner in kept:
+            for word in self._known:
+                self.counts.setdefault((owner, word), 0)
+
+    def add(self, owner: str, word: str) -> None:
+        """Count `word` for `owner`."""
+        if word not in self._known:
+            if len(self._known) >= _MAX_WORDS:
+                word = OTHER
+            self._known.add(word)
+        key = (owner, word)
+        self.counts[key] = self.counts.get(key, 0) + 1
+
+
+class Row:
+    """The counters of one (class, model, backend)."""
+
+    __slots__ = ("cached", "completion", "outcomes", "predicted", "prompt")
+
+    def __init__(self) -> None:
+        self.outcomes: dict[Outcome, int] = {}
+        self.prompt = 0
+        self.completion = 0
+        self.predicted = 0
+        self.cached = 0
+
+
+class Counters:
+    """Every counter that requests move; the collector reads the public fields at scrape time.
+
+    Histograms are keyed (class, model), rows (class, model, backend), words (owner, word).
+    """
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[str, str, str], Row] = {}
+        self.requests: dict[tuple[str, str], Histogram] = {}
+        self.ttfts: dict[tuple[str, str], Histogram] = {}
+        self.itls: dict[tuple[str, str], Histogram] = {}
+        self.queues: dict[tuple[str, str], Histogram] = {}
+        self.attempts = Words(AttemptResult)
+        self.admissions = Words(AdmissionResult)
+        self.fallbacks = Words()
+        self.reloads = Words(("ok", "failed"))
+        self.reloads.start([""])
+        self._classes: frozenset[str] = frozenset()
+        self._models: frozenset[str] = frozenset()
+        self._backends: frozenset[str] = frozenset()
+
+    def set_labels(
+        self, classes: Iterable[str], models: Iterable[str], backends: Iterable[str]
+    ) -> None:
+        """Take the configured names: series of names that left disappear, the rest go on."""
+        self._classes = frozenset(classes)
+        self._models = frozenset(models)
+        self._backends = frozenset(backends)
+        self.attempts.start(self._backends)
+        self.admissions.start(self._classes)
+        self.rows = {key: row for key, row in self.rows.items() if self._known_row(*key)}
+        for family in (self.requests, self.ttfts, self.itls, self.queues):
+            for key in [key for key in family if not self._known_pair(*key)]:
+                del family[key]
+        for cls in self._classes:
+            for model in self._models:
+                self._start((cls, model))
+
+    def pair(self, cls: str | None, model: str | None) -> tuple[str, str]:
+        """Return the label values of a class and a model."""
+        return (
+            cls if cls is not None and cls in self._classes else OTHER,
+            model if model is not None and model in self._models else OTHER,
+        )
+
+    def cls(self, name: str | None) -> str:
+        """Return the label value of a class."""
+        return name if name is not None and name in self._classes else OTHER
+
+    def backend(self, name: str | None) -> str:
+        """Return the label value of a backend."""
+        return name if name is not None and name in self._backends else OTHER
+
+    def count(self, record: RequestRecord) -> None:
+        """Add a finished request to its row and, if it reached a backend, to the histograms."""
+        pair = self.pair(record.cls, record.model)
+        row = self._row((*pair, self.backend(record.backend)))
+        outcomes = row.outcomes
+        outcomes[record.outcome] = outcomes.get(record.outcome, 0) + 1
+        row.prompt += record.prompt_tokens or 0
+        row.completion += record.completion_tokens or 0
+        row.predicted += record.predicted_tokens or 0
+        row.cached += record.cached_tokens or 0
+        if record.backend is None:
+            return
+        histogram(self.requests, pair, SECONDS).observe(record.total_s)
+        histogram(self.queues, pair, SECONDS).observe(record.queue_s or 0.0)
+        if record.ttft_s is not None:
+            histogram(self.ttfts, pair, SECONDS).observe(record.ttft_s)
+
+    def _row(self, key: tuple[str, str, str]) -> Row:
+        row = self.rows.get(key)
+        if row is None:
+            row = self.rows[key] = Row()
+        return row
+
+    def _known_pair(self, cls: str, model: str) -> bool:
+        return (cls in self._classes or cls == OTHER) and (model in self._models or model == OTHER)
+
+    def _known_row(self, cls: str, model: str, backend: str) -> bool:
+        return self._known_pair(cls, model) and (backend in self._backends or backend == OTHER)
+
+    def _start(self, pair: tuple[str, str]) -> None:
+        for family in (self.requests, self.ttfts, self.queues):
+            histogram(family, pair, SECONDS)
+        histogram(self.itls, pair, GAPS)
+
+
+def histogram(
+    family: dict[tuple[str, str], Histogram], pair: tuple[str, str], bounds: tuple[float, ...]
+) -> Histogram:
+    """Return `family[pair]`, made on first use."""
+    found = family.get(pair)
+    if found is None:
+        found = family[pair] = Histogram(bounds)
+    return found

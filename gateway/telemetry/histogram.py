@@ -1,0 +1,54 @@
+"""A histogram cheap enough to observe once per streamed chunk.
+
+Counts live in a flat list that only the scrape accumulates. Must never allocate in `observe`: it
+runs tens of thousands of times a second on the event loop.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from math import inf
+
+SECONDS = (
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0,
+)  # fmt: skip
+"""Bounds for waits and whole requests: a cached first token to vLLM's longest answers."""
+
+GAPS = (
+    0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25,
+    0.5, 1.0, 2.5, 10.0,
+)  # fmt: skip
+"""Bounds for gaps between chunks: dense around 5-100 ms, where TPOT targets lie."""
+
+
+class Histogram:
+    """Counts per bucket and their sum. `counts[i]` belongs to `(bounds[i-1], bounds[i]]`."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        if list(bounds) != sorted(set(bounds)):
+            raise ValueError("bounds must rise")
+        self.bounds = tuple(bounds)
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count `value`; a value on a bound belongs to the bucket below it, as Prometheus has it."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    @property
+    def count(self) -> int:
+        """Return how many values were observed."""
+        return sum(self.counts)
+
+    def cumulative(self) -> Iterator[tuple[float, int]]:
+        """Yield (upper bound, values at or below it), ending with infinity."""
+        running = 0
+        for bound, count in zip(self._all_bounds(), self.counts, strict=True):
+            running += count
+            yield bound, running
+
+    def _all_bounds(self) -> Iterable[float]:
+        yield from self.bounds
+        yield inf

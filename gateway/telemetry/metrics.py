@@ -1,0 +1,109 @@
+"""Telemetry: what the edge calls when something happened to a request, and the `/metrics` page.
+
+Cheap where requests pass (`finished`, `attempt`, `itl(...).observe`); `render` is the one slow
+call and belongs to the scrape. Must never see a prompt or a key.
+"""
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.process_collector import ProcessCollector
+
+from gateway.telemetry.collector import GatewayCollector, Source
+from gateway.telemetry.counters import OTHER, Counters, histogram
+from gateway.telemetry.histogram import GAPS, SECONDS, Histogram
+from gateway.telemetry.lag import LagWindow
+from gateway.telemetry.record import AdmissionResult, AttemptResult, RequestRecord
+
+__all__ = [
+    "OTHER",
+    "AdmissionResult",
+    "AttemptResult",
+    "Histogram",
+    "RequestRecord",
+    "Source",
+    "Telemetry",
+]
+
+
+class Telemetry:
+    """Every counter of the contract's section 6, and the request line of the log.
+
+    `source` is the dispatcher; `clock` gives monotonic seconds; `log` takes each finished record,
+    or is None while request lines are off (it may be replaced at any time, see `logs.Logs`).
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        clock: Callable[[], float],
+        version: str,
+        log: Callable[[RequestRecord], None] | None = None,
+    ) -> None:
+        self.log = log
+        self.lag = LagWindow(clock)
+        self._counters = Counters()
+        self._registry = CollectorRegistry()
+        self._registry.register(
+            GatewayCollector(self._counters, self.lag, source, clock=clock, version=version)
+        )
+        ProcessCollector(registry=self._registry)
+        GCCollector(registry=self._registry)
+
+    def set_labels(
+        self, classes: Iterable[str], models: Iterable[str], backends: Iterable[str]
+    ) -> None:
+        """Take the configured names: series of names that left disappear, the rest go on."""
+        self._counters.set_labels(classes, models, backends)
+
+    def itl(self, cls: str | None, model: str | None) -> Histogram:
+        """Return the histogram of gaps between chunks: fetch it once per stream."""
+        return histogram(self._counters.itls, self._counters.pair(cls, model), GAPS)
+
+    def ttft(self, cls: str | None, model: str | None) -> Histogram:
+        """Return the histogram of times to the first content byte; `finished` feeds it."""
+        return histogram(self._counters.ttfts, self._counters.pair(cls, model), SECONDS)
+
+    def queue(self, cls: str | None, model: str | None) -> Histogram:
+        """Return the histogram of waits at the gateway; `finished` feeds it."""
+        return histogram(self._counters.queues, self._counters.pair(cls, model), SECONDS)
+
+    def request(self, cls: str | None, model: str | None) -> Histogram:
+        """Return the histogram of whole requests; `finished` feeds it."""
+        return histogram(self._counters.requests, self._counters.pair(cls, model), SECONDS)
+
+    def finished(self, record: RequestRecord) -> None:
+        """Count and log a request that has ended, whatever its end; exactly once per request.
+
+        Durations are observed only for requests that reached a backend: a refusal's microseconds
+        would hide them.
+        """
+        self._counters.count(record)
+        if self.log is not None:
+            self.log(record)
+
+    def attempt(self, backend: str, result: str) -> None:
+        """Count one upstream attempt; `result` is an `AttemptResult`."""
+        self._counters.attempts.add(self._counters.backend(backend), result)
+
+    def fallback(self, reason: str) -> None:
+        """Count a request routed on less than the whole truth; `reason` is a literal of the code."""
+        self._counters.fallbacks.add("", reason)
+
+    def admission(self, cls: str | None, result: str) -> None:
+        """Count what admission said to a request; `result` is an `AdmissionResult`."""
+        self._counters.admissions.add(self._counters.cls(cls), result)
+
+    def reload(self, result: str) -> None:
+        """Count a configuration reload: `ok` or `failed`."""
+        self._counters.reloads.add("", result)
+
+    def loop_lag(self, seconds: float) -> None:
+        """Note how late the event loop ran a timer."""
+        self.lag.note(seconds)
+
+    def render(self) -> bytes:
+        """Return the Prometheus text page (format 0.0.4), the dispatcher's gauges read now."""
+        return bytes(generate_latest(self._registry))

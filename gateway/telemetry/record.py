@@ -1,0 +1,62 @@
+"""What the edge tells telemetry about one request, and the words it may use. Data only."""
+
+from dataclasses import dataclass
+from enum import StrEnum, unique
+
+from gateway.core.types import Outcome
+
+
+@unique
+class AttemptResult(StrEnum):
+    """How one upstream attempt ended (`gateway_upstream_attempts_total`)."""
+
+    OK = "ok"
+    STATUS_4XX = "4xx"
+    STATUS_5XX = "5xx"
+    CONNECT_FAILED = "connect_failed"
+    RESET = "reset"
+    TIMEOUT = "timeout"
+    ABORTED = "aborted"
+
+
+@unique
+class AdmissionResult(StrEnum):
+    """What admission said (`gateway_admission_total`)."""
+
+    ADMITTED = "admitted"
+    REJECTED_RATE = "rejected_rate"
+    REJECTED_FULL = "rejected_full"
+    EXPIRED = "expired"
+    NO_BACKEND = "no_backend"
+    WITHDRAWN = "withdrawn"
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One request's story, filled in by the handler and handed to `Telemetry.finished` once.
+
+    `received_at` is monotonic; `*_s` are durations from it, except `queue_s`, the time spent held
+    at the gateway. `model` is the configured name, after aliases; `key` the key's configured name,
+    never the key. None = not reached or not known.
+    """
+
+    request_id: str
+    api: str
+    received_at: float
+    cls: str | None = None
+    model: str | None = None
+    backend: str | None = None
+    key: str | None = None
+    status: int = 0
+    outcome: Outcome = Outcome.INTERNAL_ERROR
+    queue_s: float | None = None
+    ttft_s: float | None = None
+    total_s: float = 0.0
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    predicted_tokens: int | None = None
+    cached_tokens: int | None = None
+    attempts: int = 0
+    stream: bool = False
+    client: str | None = None
+    reason: str | None = None

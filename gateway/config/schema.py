@@ -1,0 +1,358 @@
+"""Every configuration key there is: its type, default, unit, range and one line of meaning.
+
+Attribute names are the YAML keys (`class_` is `class`). `reference.py`, `validate.py` and the
+documents are driven by the `Key` beside each field, so a key without one cannot exist. Nothing
+here reads a file, an environment variable or a secret.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+Engine = Literal["auto", "vllm", "sglang", "llamacpp"]
+Policy = Literal[
+    "cost",
+    "weights",
+    "affinity",
+    "lmetric",
+    "least_requests",
+    "power_of_two",
+    "round_robin",
+    "random",
+]
+
+
+@dataclass(slots=True, frozen=True)
+class Key:
+    """What a key means. `form` names a text check of `forms.py`; `example` is for the reference."""
+
+    help: str
+    unit: str | None = None
+    ge: float | None = None
+    gt: float | None = None
+    le: float | None = None
+    form: str | None = None
+    example: Any = None
+
+
+class _Section(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """A mapping of the YAML file."""
+
+
+class ListenConfig(_Section, frozen=True):
+    """The data listener: what clients connect to."""
+
+    host: Annotated[str, Key("Address to bind; 0.0.0.0 for all.", form="host")] = "127.0.0.1"
+    port: Annotated[int, Key("Port to bind; 0 lets the system choose.", ge=0, le=65535)] = 8080
+
+
+class AdminConfig(_Section, frozen=True):
+    """The admin listener: metrics, status, live page, reload, drain. Keep it private."""
+
+    host: Annotated[str, Key("Address to bind; it has no keys.", form="host")] = "127.0.0.1"
+    port: Annotated[int, Key("Port to bind; 0 lets the system choose.", ge=0, le=65535)] = 9090
+
+
+class BackendConfig(_Section, frozen=True):
+    """One engine process with one URL, or (`dns`) every address behind a name."""
+
+    name: Annotated[
+        str | None,
+        Key(
+            "Name shown in headers, metrics and status. None = host:port.", form="name", example="a"
+        ),
+    ] = None
+    url: Annotated[
+        str | None,
+        Key("Root of the engine's server, without /v1.", form="url", example="http://vllm-a:8000"),
+    ] = None
+    engine: Annotated[Engine, Key("What runs there; auto = recognised by its metrics page.")] = (
+        "auto"
+    )
+    api_key_env: Annotated[
+        str | None,
+        Key(
+            "Environment variable with the key sent to this backend, e.g. VLLM_KEY.",
+            form="env_name",
+        ),
+    ] = None
+    api_key_file: Annotated[
+        str | None,
+        Key("File with that key, e.g. /run/secrets/vllm; read at start and reload.", form="text"),
+    ] = None
+    kv_events: Annotated[
+        str | None,
+        Key("ZMQ endpoint of vLLM's KV events, e.g. tcp://vllm-a:5557.", form="zmq"),
+    ] = None
+    dns: Annotated[
+        str | None,
+        Key("Instead of url: a name whose addresses are all backends; re-resolved.", form="host"),
+    ] = None
+    port: Annotated[int | None, Key("Port of every address behind dns.", ge=1, le=65535)] = None
+
+
+class ModelConfig(_Section, frozen=True):
+    """A model id clients send, and the backends that serve it."""
+
+    name: Annotated[
+        str, Key("The id clients send and the backends know.", form="text", example="qwen3-coder")
+    ]
+    aliases: Annotated[
+        list[str], Key("Other ids clients may send; rewritten to name.", form="text")
+    ] = []
+    tokenizer: Annotated[
+        str | None,
+        Key(
+            "tokenizer.json or its directory: exact token counts. None = byte blocks and a "
+            "learnt bytes-per-token ratio.",
+            form="text",
+        ),
+    ] = None
+    backends: Annotated[list[BackendConfig], Key("The backends that serve it.")] = []
+
+
+class WeightsConfig(_Section, frozen=True):
+    """Weights of `policy: weights`; only their proportion counts."""
+
+    prefix: Annotated[float, Key("Share of the prompt already cached there.", ge=0)] = 3.0
+    queue: Annotated[float, Key("Shortness of the engine's queue.", ge=0)] = 5.0
+    kv: Annotated[float, Key("Free part of the KV cache.", ge=0)] = 2.0
+
+
+class RoutingConfig(_Section, frozen=True):
+    """How a backend is chosen."""
+
+    policy: Annotated[Policy, Key("Routing policy; cost = cheapest in predicted seconds.")] = "cost"
+    weights: Annotated[WeightsConfig, Key("Used by policy: weights only.")] = WeightsConfig()
+
+
+class MatchConfig(_Section, frozen=True):
+    """One rule of a class: every condition given must hold."""
+
+    path: Annotated[
+        str | None, Key("Request path, exactly.", form="path", example="/v1/messages")
+    ] = None
+    tools: Annotated[bool | None, Key("Whether the request carries tools.")] = None
+    min_prompt_tokens: Annotated[
+        int | None, Key("Smallest prompt that matches.", unit="tokens", ge=0)
+    ] = None
+    max_prompt_tokens: Annotated[
+        int | None, Key("Largest prompt that matches.", unit="tokens", ge=0)
+    ] = None
+    user_agent: Annotated[
+        str | None, Key("Glob over the User-Agent header, e.g. claude-cli*.", form="text")
+    ] = None
+    key: Annotated[str | None, Key("Name of an entry of keys.", form="name")] = None
+    model: Annotated[str | None, Key("Glob over the model id.", form="text")] = None
+
+
+class BucketConfig(_Section, frozen=True):
+    """Token bucket of a class, in LLM tokens (uncached prompt plus expected output)."""
+
+    tokens_per_second: Annotated[
+        float, Key("Refill rate.", unit="tokens/s", gt=0, le=1e12, example=30_000.0)
+    ]
+    burst_tokens: Annotated[
+        float,
+        Key("Size: what may be spent at once.", unit="tokens", gt=0, le=1e12, example=120_000.0),
+    ]
+
+
+class SloConfig(_Section, frozen=True):
+    """Targets a class is judged by; the cost policy guards the second."""
+
+    ttft_s: Annotated[float, Key("Time to first token.", unit="s", gt=0, le=86_400)] = 5.0
+    tpot_s: Annotated[float, Key("Time per output token.", unit="s", gt=0, le=3_600)] = 0.1
+
+
+class ClassConfig(_Section, frozen=True):
+    """A traffic class. Rules of all classes are tried in file order; the first match wins."""
+
+    match: Annotated[
+        list[MatchConfig], Key("Rules, any of which puts a request into this class.")
+    ] = []
+    default: Annotated[
+        bool, Key("Takes what no rule matched. Exactly one class; implied for a single one.")
+    ] = False
+    bucket: Annotated[BucketConfig | None, Key("Token bucket. None = unlimited.")] = None
+    share: Annotated[
+        float | None,
+        Key("Guaranteed share of engine time. None = equal parts of the rest.", ge=0, le=1),
+    ] = None
+    max_wait_s: Annotated[
+        float, Key("Longest wait in the gateway's queue.", unit="s", ge=0, le=3_600)
+    ] = 5.0
+    slo: Annotated[SloConfig, Key("Targets.")] = SloConfig()
+
+
+class KeyConfig(_Section, frozen=True):
+    """An API key. Only its SHA-256 is kept: `radixgate key new NAME` prints both."""
+
+    name: Annotated[str, Key("Name in logs and status.", form="name", example="team-a")]
+    sha256: Annotated[
+        str, Key("SHA-256 of the key, 64 hex digits.", form="sha256", example="0" * 64)
+    ]
+    class_: Annotated[
+        str | None, Key("Class of its requests. None = by the rules.", form="name")
+    ] = msgspec.field(default=None, name="class")
+    choose_class: Annotated[bool, Key("Whether it may send x-gateway-class.")] = False
+    models: Annotated[list[str], Key("Globs of the model ids it may use.", form="text")] = (
+        msgspec.field(default_factory=lambda: ["*"])
+    )
+    tokens_per_minute: Annotated[
+        int | None, Key("Token limit. None = none.", unit="tokens/min", ge=1)
+    ] = None
+    requests_per_minute: Annotated[
+        int | None, Key("Request limit. None = none.", unit="requests/min", ge=1)
+    ] = None
+
+
+class PollConfig(_Section, frozen=True):
+    """Reading the backends' /metrics."""
+
+    interval_s: Annotated[
+        float, Key("Pause between two reads of one backend.", unit="s", ge=0.01, le=60)
+    ] = 0.25
+    timeout_s: Annotated[float, Key("Longest one read may take.", unit="s", ge=0.01, le=60)] = 1.0
+
+
+class IndexConfig(_Section, frozen=True):
+    """The index of prompt prefixes believed cached on each backend."""
+
+    max_mib: Annotated[
+        int, Key("Memory cap; the oldest entries go first.", unit="MiB", ge=1, le=1_048_576)
+    ] = 512
+    block_bytes: Annotated[
+        int,
+        Key("Prompt bytes per block, for models without tokenizer.", unit="B", ge=16, le=65_536),
+    ] = 256
+
+
+class LimitsConfig(_Section, frozen=True):
+    """What a client may send and how many may be served at once."""
+
+    body_mib: Annotated[int, Key("Largest request body.", unit="MiB", ge=1, le=4096)] = 64
+    header_kib: Annotated[int, Key("Largest header block.", unit="KiB", ge=1, le=1024)] = 64
+    header_count: Annotated[int, Key("Most header fields.", ge=8, le=10_000)] = 256
+    streams: Annotated[int, Key("Most requests in progress.", ge=1, le=1_000_000)] = 10_000
+
+
+class TimeoutsConfig(_Section, frozen=True):
+    """Deadlines. 0 means none where the line says so."""
+
+    connect_s: Annotated[float, Key("Connecting to a backend.", unit="s", gt=0, le=300)] = 2.0
+    first_byte_s: Annotated[
+        float, Key("Waiting for a backend's answer to begin. 0 = none.", unit="s", ge=0, le=86_400)
+    ] = 600.0
+    idle_s: Annotated[
+        float, Key("Silence within an answer. 0 = none.", unit="s", ge=0, le=86_400)
+    ] = 600.0
+    total_s: Annotated[float, Key("A whole request. 0 = none.", unit="s", ge=0, le=86_400)] = 0.0
+    drain_s: Annotated[
+        float, Key("Finishing open requests after SIGTERM.", unit="s", ge=0, le=86_400)
+    ] = 30.0
+    header_s: Annotated[
+        float, Key("Receiving a client's request head.", unit="s", gt=0, le=3_600)
+    ] = 10.0
+    body_s: Annotated[
+        float, Key("Silence while receiving a client's body.", unit="s", gt=0, le=3_600)
+    ] = 60.0
+    keepalive_s: Annotated[
+        float, Key("Idle client connections stay open this long.", unit="s", gt=0, le=3_600)
+    ] = 75.0
+
+
+class StreamsConfig(_Section, frozen=True):
+    """Streamed answers."""
+
+    keepalive_s: Annotated[
+        float, Key("SSE comment after this much silence. 0 = off.", unit="s", ge=0, le=3_600)
+    ] = 0.0
+    inject_usage: Annotated[
+        bool, Key("Ask the engine for usage on streams that did not; removed again for the client.")
+    ] = True
+
+
+class RetriesConfig(_Section, frozen=True):
+    """Trying another backend when a request surely did not start on the first."""
+
+    attempts: Annotated[int, Key("Backends tried at most, the first included.", ge=1, le=16)] = 2
+
+
+class CorsConfig(_Section, frozen=True):
+    """Browsers."""
+
+    origins: Annotated[
+        list[str], Key('Allowed origins, e.g. https://ui.example.com, or "*".', form="origin")
+    ] = []
+
+
+class LogConfig(_Section, frozen=True):
+    """Logs on standard error. Prompts and keys are never logged."""
+
+    format: Annotated[Literal["json", "console"], Key("Shape of a line.")] = "json"
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"], Key("Least severity that is written.")
+    ] = "info"
+    requests: Annotated[bool, Key("One line per request.")] = True
+
+
+class Config(_Section, frozen=True):
+    """The whole file."""
+
+    listen: Annotated[ListenConfig, Key("The data listener, for clients.")] = ListenConfig()
+    admin: Annotated[
+        AdminConfig, Key("The admin listener: metrics, status, reload. Keep it private.")
+    ] = AdminConfig()
+    models: Annotated[list[ModelConfig], Key("Model ids and who serves them.")] = []
+    backends: Annotated[
+        list[BackendConfig],
+        Key("Backends whose models are read from their /v1/models; what --backend adds to."),
+    ] = []
+    routing: Annotated[RoutingConfig, Key("How a backend is chosen.")] = RoutingConfig()
+    classes: Annotated[
+        dict[str, ClassConfig],
+        Key("Traffic classes by name. None given = the built-in coding and chat.", form="name"),
+    ] = {}
+    keys: Annotated[list[KeyConfig], Key("API keys. None given = open to everyone.")] = []
+    poll: Annotated[PollConfig, Key("Reading the backends' metrics.")] = PollConfig()
+    index: Annotated[IndexConfig, Key("Index of cached prefixes.")] = IndexConfig()
+    limits: Annotated[LimitsConfig, Key("What is accepted.")] = LimitsConfig()
+    timeouts: Annotated[TimeoutsConfig, Key("Deadlines.")] = TimeoutsConfig()
+    streams: Annotated[StreamsConfig, Key("Streamed answers.")] = StreamsConfig()
+    retries: Annotated[RetriesConfig, Key("Trying another backend.")] = RetriesConfig()
+    cors: Annotated[CorsConfig, Key("Cross-origin requests of browsers; off by default.")] = (
+        CorsConfig()
+    )
+    trusted_proxies: Annotated[
+        list[str], Key("Addresses or networks whose X-Forwarded-For is believed.", form="network")
+    ] = []
+    debug_headers: Annotated[
+        bool, Key("Send x-gateway-backend, -class, -policy, -prefix, -queue-ms, -attempts.")
+    ] = True
+    log: Annotated[LogConfig, Key("Logs.")] = LogConfig()
+    record: Annotated[
+        str | None, Key("Path of the trace recorder (hashes, no text). None = off.", form="text")
+    ] = None
+
+
+_CODING_AGENTS = ("claude-cli*", "codex*", "cline*", "aider*", "continue*", "opencode*")
+
+BUILTIN_CLASSES: dict[str, ClassConfig] = {
+    "coding": ClassConfig(
+        match=[
+            MatchConfig(path="/v1/messages"),
+            MatchConfig(tools=True),
+            MatchConfig(min_prompt_tokens=8000),
+            *(MatchConfig(user_agent=agent) for agent in _CODING_AGENTS),
+        ],
+        share=0.5,
+        max_wait_s=30.0,
+        slo=SloConfig(ttft_s=5.0, tpot_s=0.1),
+    ),
+    "chat": ClassConfig(
+        default=True, share=0.5, max_wait_s=5.0, slo=SloConfig(ttft_s=1.0, tpot_s=0.05)
+    ),
+}
+"""Used when `classes` is empty: coding agents with long prompts, and everything else."""

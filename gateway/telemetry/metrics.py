@@ -10,10 +10,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
 
-from gateway.telemetry.collector import GatewayCollector, Source
 from gateway.telemetry.counters import OTHER, Counters, histogram
 from gateway.telemetry.histogram import GAPS, SECONDS, Histogram
 from gateway.telemetry.lag import LagWindow
+from gateway.telemetry.page import Page, Source
 from gateway.telemetry.record import AdmissionResult, AttemptResult, RequestRecord
 
 __all__ = [
@@ -45,10 +45,8 @@ class Telemetry:
         self.log = log
         self.lag = LagWindow(clock)
         self._counters = Counters()
+        self._page = Page(self._counters, self.lag, source, clock=clock, version=version)
         self._registry = CollectorRegistry()
-        self._registry.register(
-            GatewayCollector(self._counters, self.lag, source, clock=clock, version=version)
-        )
         ProcessCollector(registry=self._registry)
         GCCollector(registry=self._registry)
 
@@ -106,4 +104,4 @@ class Telemetry:
 
     def render(self) -> bytes:
         """Return the Prometheus text page (format 0.0.4), the dispatcher's gauges read now."""
-        return bytes(generate_latest(self._registry))
+        return self._page.render().encode() + bytes(generate_latest(self._registry))

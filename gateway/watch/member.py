@@ -1,0 +1,247 @@
+"""One watched backend: two loops, one for its metrics and one for its health and model list.
+
+Nothing here may end either loop but `stop`: whatever a backend answers is a fact to report.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum, unique
+from typing import Protocol
+
+from gateway import tasks
+from gateway.core.types import Snapshot
+from gateway.watch import exposition
+from gateway.watch.catalog import Catalog, parse_models
+from gateway.watch.link import Answer, Link, LinkError
+
+_log = logging.getLogger("radixgate.watch")
+
+_MAX_METRICS_BYTES = 8 * 1024 * 1024  # vLLM 0.32 loaded: 79 KB; 5,000 series: 0.4 MB
+_MAX_MODELS_BYTES = 4 * 1024 * 1024
+_MAX_HEALTH_BYTES = 64 * 1024
+_STRIKES = 3  # an API server that tokenises a huge prompt may miss a probe; three in a row is down
+_NOT_OFFERED_S = 5.0  # how soon to ask again for a metrics page that is not there
+_DOWN_METRICS_S = 1.0
+
+
+class Sink(Protocol):
+    """What the dispatcher is told."""
+
+    def observe(self, backend: str, snapshot: Snapshot, now: float) -> None:
+        """Take a backend's figures."""
+
+    def set_up(self, backend: str, up: bool, now: float) -> None:
+        """Take whether a backend may get requests."""
+
+
+@dataclass(slots=True, frozen=True)
+class Pace:
+    """How often and how patiently. The probe waits longer than a scrape: it decides traffic."""
+
+    interval_s: float = 0.25
+    timeout_s: float = 1.0
+    probe_s: float = 1.0
+    probe_down_s: float = 0.5
+    probe_timeout_s: float = 2.0
+    models_s: float = 5.0
+
+
+@dataclass(slots=True, frozen=True)
+class Listener:
+    """Where reports go."""
+
+    sink: Sink
+    catalog: Catalog
+    on_models: Callable[[Mapping[str, tuple[str, ...]]], None]
+
+
+@unique
+class Verdict(Enum):
+    """What one health probe says."""
+
+    UP = "up"
+    DOWN = "down"
+    DOUBTFUL = "doubtful"
+    ASK_MODELS = "ask_models"
+
+
+def judge(status: int) -> Verdict:
+    """Return what the status of a health route means.
+
+    503 is a clear no: llama.cpp while it loads, vLLM whose engine died. A refused key or method
+    still shows a server that serves. Engines without the route are asked for their models.
+    """
+    if 200 <= status < 300 or status in (401, 403, 405, 429):
+        return Verdict.UP
+    if status == 503:
+        return Verdict.DOWN
+    if status in (404, 501):
+        return Verdict.ASK_MODELS
+    return Verdict.DOUBTFUL
+
+
+class Member:
+    """The watching of one backend. `probed` is set once its first probe has been reported."""
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        api_key: str | None,
+        *,
+        engine: str,
+        listener: Listener,
+        pace: Pace,
+        rng: random.Random,
+        clock: Callable[[], float],
+    ) -> None:
+        self.name = name
+        self.pace = pace
+        self.probed = asyncio.Event()
+        self._engine = engine
+        self._link = Link(url, api_key, clock)
+        self._listener = listener
+        self._rng = rng
+        self._clock = clock
+        self._tasks: list[asyncio.Task[None]] = []
+        self._muted = False
+        self._up: bool | None = None
+        self._strikes = 0
+        self._models_due = 0.0
+        self._metrics_ok = True
+
+    def start(self) -> None:
+        """Begin both loops."""
+        self._tasks = [
+            tasks.spawn(self._watch_health(), name=f"watch-health:{self.name}"),
+            tasks.spawn(self._watch_metrics(), name=f"watch-metrics:{self.name}"),
+        ]
+
+    def mute(self) -> None:
+        """Report nothing from now on: the dispatcher no longer knows this backend."""
+        self._muted = True
+
+    async def stop(self) -> None:
+        """End both loops and close the session."""
+        self.mute()
+        await asyncio.gather(*(tasks.stop(task) for task in self._tasks))
+        await self._link.close()
+
+    async def _watch_health(self) -> None:
+        while True:
+            up = self._settle(await self._probe())
+            if up and (self._up is not True or self._clock() >= self._models_due):
+                await self._read_models()
+            self._report_up(up)
+            self.probed.set()
+            await self._sleep(self.pace.probe_s if up else self.pace.probe_down_s)
+
+    async def _watch_metrics(self) -> None:
+        await asyncio.sleep(self._rng.uniform(0, self.pace.interval_s))
+        while True:
+            await self._sleep(await self._scrape())
+
+    async def _sleep(self, seconds: float) -> None:
+        """Wait about `seconds`: jitter keeps many watchers from asking in step."""
+        await asyncio.sleep(seconds * self._rng.uniform(0.9, 1.1))
+
+    async def _probe(self) -> Verdict:
+        try:
+            answer = await self._get("/health", _MAX_HEALTH_BYTES)
+            verdict = judge(answer.status)
+            if verdict is not Verdict.ASK_MODELS:
+                return verdict
+            answer = await self._get("/v1/models", _MAX_MODELS_BYTES)
+        except LinkError as error:
+            return Verdict.DOWN if error.refused else Verdict.DOUBTFUL
+        verdict = judge(answer.status)
+        return Verdict.DOUBTFUL if verdict is Verdict.ASK_MODELS else verdict
+
+    async def _get(self, path: str, max_bytes: int) -> Answer:
+        timeout_s = max(self.pace.probe_timeout_s, self.pace.timeout_s)
+        return await self._link.get(path, timeout_s=timeout_s, max_bytes=max_bytes)
+
+    def _settle(self, verdict: Verdict) -> bool:
+        """Return whether the backend counts as up; doubt keeps what was known, for a while."""
+        if verdict is not Verdict.DOUBTFUL:
+            self._strikes = 0
+            return verdict is Verdict.UP
+        self._strikes += 1
+        return self._up is True and self._strikes < _STRIKES
+
+    def _report_up(self, up: bool) -> None:
+        if up == self._up or self._muted:
+            return
+        if self._up is not None or not up:
+            _log.log(
+                logging.INFO if up else logging.WARNING,
+                "backend %s is %s",
+                self.name,
+                "up" if up else "down",
+            )
+        self._up = up
+        self._listener.catalog.set_live(self.name, up)
+        self._tell(lambda: self._listener.sink.set_up(self.name, up, self._clock()))
+
+    async def _read_models(self) -> None:
+        self._models_due = self._clock() + self.pace.models_s * self._rng.uniform(0.9, 1.1)
+        try:
+            answer = await self._get("/v1/models", _MAX_MODELS_BYTES)
+        except LinkError as error:
+            _log.warning("backend %s: models unreadable: %s", self.name, error)
+            return
+        entries = parse_models(answer.body) if answer.status == 200 else None
+        if entries is None:
+            _log.warning("backend %s: no model list (status %d)", self.name, answer.status)
+            return
+        if not self._muted and self._listener.catalog.put(self.name, entries):
+            self._tell(lambda: self._listener.on_models(self._listener.catalog.served()))
+
+    async def _scrape(self) -> float:
+        """Read the metrics once; return how long to wait before the next time."""
+        started = self._clock()
+        try:
+            answer = await self._link.get(
+                "/metrics", timeout_s=self.pace.timeout_s, max_bytes=_MAX_METRICS_BYTES
+            )
+        except LinkError as error:
+            self._note_metrics(str(error))
+            return self.pace.interval_s if self._up else _DOWN_METRICS_S
+        reading = None
+        if answer.status == 200:
+            reading = exposition.read(answer.body, answer.at, self._engine)
+        if reading is None:
+            self._note_metrics(f"status {answer.status}, no engine's page known here")
+            return max(self.pace.interval_s, _NOT_OFFERED_S)
+        self._note_metrics(None)
+        snapshot = _with_start(reading.snapshot, answer.started)
+        self._tell(lambda: self._listener.sink.observe(self.name, snapshot, self._clock()))
+        spent = self._clock() - started
+        return max(self.pace.interval_s / 2, self.pace.interval_s - spent)
+
+    def _tell(self, report: Callable[[], None]) -> None:
+        """Make a report; a fault in who takes it is logged and must not end the watching."""
+        if self._muted:
+            return
+        try:
+            report()
+        except Exception:  # noqa: BLE001 - see above
+            _log.exception("a report of backend %s was not taken", self.name)
+
+    def _note_metrics(self, problem: str | None) -> None:
+        ok = problem is None
+        if ok != self._metrics_ok and self._up:
+            self._metrics_ok = ok
+            if ok:
+                _log.info("backend %s: metrics readable again", self.name)
+            else:
+                _log.warning("backend %s: metrics unreadable: %s", self.name, problem)
+
+
+def _with_start(snapshot: Snapshot, started: str | None) -> Snapshot:
+    if snapshot.start_time is not None or started is None or not started.isdecimal():
+        return snapshot
+    return replace(snapshot, start_time=float(started[:15]))

@@ -1,0 +1,114 @@
+"""From the configuration to what the core is built from. Pure; the only place that maps the two."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from gateway.config.backends import Names, backend_names, backends_of, expand_dns
+from gateway.config.schema import (
+    BUILTIN_CLASSES,
+    BucketConfig,
+    ClassConfig,
+    Config,
+    MatchConfig,
+)
+from gateway.core.settings import (
+    BackendSpec,
+    BucketSpec,
+    ClassSpec,
+    CoreSettings,
+    MatchRule,
+    ModelSpec,
+    RoutingSpec,
+    Slo,
+)
+
+__all__ = ["backends_of", "core_settings", "effective_classes", "expand_dns"]
+
+_STALE_INTERVALS = 3
+"""A snapshot older than this many poll intervals says nothing any more (design, section 7)."""
+
+_MIB = 1024 * 1024
+
+
+def core_settings(config: Config, served: Mapping[str, tuple[str, ...]]) -> CoreSettings:
+    """Return the core's settings.
+
+    `served` maps model ids that top-level backends announced to those backends' names. An id that
+    is configured, as a name or an alias, keeps its configured backends. `dns` backends must have
+    been expanded before (`expand_dns`), else they count as one backend each.
+    """
+    routing = config.routing
+    backends = backends_of(config)
+    return CoreSettings(
+        models=_models(config, served, {backend.name or "" for backend in backends}),
+        backends=tuple(BackendSpec(backend.name or "") for backend in backends),
+        classes=_classes(effective_classes(config)),
+        routing=RoutingSpec(
+            policy=routing.policy,
+            prefix_weight=routing.weights.prefix,
+            queue_weight=routing.weights.queue,
+            kv_weight=routing.weights.kv,
+        ),
+        index_bytes=config.index.max_mib * _MIB,
+        stale_after_s=_STALE_INTERVALS * config.poll.interval_s,
+        block_bytes=config.index.block_bytes,
+    )
+
+
+def effective_classes(config: Config) -> dict[str, ClassConfig]:
+    """Return the configured classes, or the built-in coding and chat; a single one is the default."""
+    if len(config.classes) == 1:
+        return {
+            name: msgspec.structs.replace(cls, default=True) for name, cls in config.classes.items()
+        }
+    return config.classes or BUILTIN_CLASSES
+
+
+def _models(
+    config: Config, served: Mapping[str, tuple[str, ...]], known: set[str]
+) -> tuple[ModelSpec, ...]:
+    names = Names(config)
+    models = [
+        ModelSpec(model.name, backend_names(model, names), tuple(model.aliases))
+        for model in config.models
+    ]
+    taken = {name for model in models for name in (model.name, *model.aliases)}
+    for model_id, holders in served.items():
+        alive = tuple(name for name in dict.fromkeys(holders) if name in known)
+        if model_id not in taken and alive:
+            models.append(ModelSpec(model_id, alive))
+    return tuple(models)
+
+
+def _classes(classes: Mapping[str, ClassConfig]) -> tuple[ClassSpec, ...]:
+    unshared = sum(1 for cls in classes.values() if cls.share is None)
+    left = max(0.0, 1.0 - sum(cls.share or 0.0 for cls in classes.values()))
+    return tuple(
+        ClassSpec(
+            name=name,
+            match=tuple(_rule(rule) for rule in cls.match),
+            default=cls.default,
+            bucket=_bucket(cls.bucket),
+            share=left / unshared if cls.share is None else cls.share,
+            max_wait_s=cls.max_wait_s,
+            slo=Slo(cls.slo.ttft_s, cls.slo.tpot_s),
+        )
+        for name, cls in classes.items()
+    )
+
+
+def _bucket(bucket: BucketConfig | None) -> BucketSpec | None:
+    return None if bucket is None else BucketSpec(bucket.tokens_per_second, bucket.burst_tokens)
+
+
+def _rule(rule: MatchConfig) -> MatchRule:
+    return MatchRule(
+        path=rule.path,
+        tools=rule.tools,
+        min_prompt_tokens=rule.min_prompt_tokens,
+        max_prompt_tokens=rule.max_prompt_tokens,
+        user_agent=rule.user_agent,
+        key=rule.key,
+        model=rule.model,
+    )

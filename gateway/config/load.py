@@ -1,0 +1,109 @@
+"""From a file, variables and options to one checked Config, or to all of its mistakes.
+
+Raises ConfigErrors and nothing else, whatever the file holds. Reads the file and nothing beside
+it; secrets are read later, by `secrets.backend_key`.
+"""
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike, fspath
+from pathlib import Path
+
+from gateway.config.backends import occurrences
+from gateway.config.crosscheck import cross_check
+from gateway.config.overlay import lay_backends, lay_env, lay_overrides
+from gateway.config.problems import ConfigErrors, ConfigProblem, Report, Where
+from gateway.config.schema import Config
+from gateway.config.tree import MAX_BYTES, Raw, parse_file
+from gateway.config.validate import Validator
+
+
+@dataclass(slots=True, frozen=True)
+class Loaded:
+    """A checked configuration. `origins` has the place of each given key path; others: default."""
+
+    config: Config
+    origins: dict[str, str]
+    warnings: tuple[ConfigProblem, ...] = ()
+
+
+def load(
+    path: str | PathLike[str] | None = None,
+    *,
+    backends: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+) -> Loaded:
+    """Load and check: defaults < file < `env` < `overrides` (`a.b=value`) < `backends` (URLs).
+
+    Raises:
+        ConfigErrors: the file can't be read or anything in it is wrong; lists every mistake.
+    """
+    report = Report()
+    file = "configuration" if path is None else fspath(path)
+    top = Where(file, None if path is None else 1)
+    root = Raw({}, top) if path is None else _read(Path(path), file, report)
+    lay_env(root, env or {}, report)
+    lay_overrides(root, overrides, report)
+    lay_backends(root, backends)
+    validator = Validator(report)
+    config = validator.config(root)
+    cross_check(config, validator.places, top, report)
+    report.raise_any()
+    _warn(config, validator.places, env, top, report)
+    origins = {key: str(where) for key, where in validator.places.items()}
+    return Loaded(config, origins, tuple(report.warnings))
+
+
+def _read(path: Path, file: str, report: Report) -> Raw:
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        problem = ConfigProblem(file, None, "", f"cannot be read: {reason}", "a YAML file")
+        raise ConfigErrors([problem]) from None
+    root = parse_file(data, file, report)
+    if root is None:
+        report.raise_any()
+    if root is not None and isinstance(root.value, dict):
+        return root
+    if root is not None and root.value is not None:
+        report.add(root.where, "", "the file is not a mapping", "keys such as listen and models")
+    return Raw({}, Where(file, 1))
+
+
+def _warn(
+    config: Config,
+    places: Mapping[str, Where],
+    env: Mapping[str, str] | None,
+    top: Where,
+    report: Report,
+) -> None:
+    if not config.keys and not _is_loopback(config.listen.host):
+        report.warn(
+            places.get("listen.host", top),
+            "keys",
+            f"open to everyone who can reach {config.listen.host}",
+            "add keys (`radixgate key new NAME`) or listen on 127.0.0.1",
+        )
+    if not _is_loopback(config.admin.host):
+        report.warn(
+            places.get("admin.host", top),
+            "admin.host",
+            "the admin listener has no keys",
+            "127.0.0.1, or a network only operators reach",
+        )
+    for path, backend in occurrences(config):
+        variable = backend.api_key_env
+        if variable is not None and env is not None and not env.get(variable):
+            where = places.get(f"{path}.api_key_env", top)
+            report.warn(where, f"{path}.api_key_env", f"{variable} is not set", "set it to serve")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

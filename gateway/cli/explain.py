@@ -1,0 +1,149 @@
+"""`radixgate explain`: asks a running gateway what it would do with a request, and prints it.
+
+Nothing is sent to a backend and nothing is counted. Must never print the request.
+"""
+
+import argparse
+import http.client
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import orjson
+
+HELP = "what would happen to this request now: class, prefix hits, cost per backend, the winner"
+
+_TIMEOUT_S = 30.0
+_DEFAULT_GATEWAY = "http://127.0.0.1:9090"
+
+
+class ExplainError(Exception):
+    """Why there is no explanation, said to the user."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("request", metavar="REQUEST.json", help="the request's body; - reads stdin")
+    parser.add_argument(
+        "--gateway",
+        metavar="URL",
+        default=_DEFAULT_GATEWAY,
+        help="admin listener of the gateway (default %(default)s)",
+    )
+    parser.add_argument(
+        "--path",
+        metavar="PATH",
+        help="route it would be sent to, such as /v1/messages (default: by its fields)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the answer as it came")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask and print; 1 when there is no explanation."""
+    try:
+        answer = ask(args.gateway, _body(args.request), args.path)
+    except ExplainError as error:
+        print(f"radixgate explain: {error}", file=sys.stderr)
+        return 1
+    if args.json:
+        print(orjson.dumps(answer, option=orjson.OPT_INDENT_2).decode())
+    else:
+        print(render(answer))
+    return 0
+
+
+def ask(gateway: str, body: bytes, path: str | None) -> dict[str, Any]:
+    """Return the explanation of `body` by the gateway whose admin listener is at `gateway`.
+
+    Raises:
+        ExplainError: the URL is none, nothing answers there, or the answer is a refusal.
+    """
+    connection = _connect(gateway)
+    route = urlsplit(gateway).path.rstrip("/") + "/explain"
+    if path is not None:
+        route += f"?path={quote(path, safe='/')}"
+    try:
+        connection.request("POST", route, body, {"content-type": "application/json"})
+        response = connection.getresponse()
+        status, text = response.status, response.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise ExplainError(f"no gateway answers at {gateway} ({error})") from error
+    finally:
+        connection.close()
+    return _answer(status, text)
+
+
+def render(answer: dict[str, Any]) -> str:
+    """Return the explanation for people."""
+    about = "exact" if answer["prompt_tokens_exact"] else "estimated"
+    lines = [
+        f"class    {answer['class']} ({answer['class_rule']})",
+        f"prompt   {answer['prompt_tokens']} tokens ({about})",
+        f"policy   {answer['policy']}",
+        f"winner   {answer['winner'] or 'none'}: {answer['reason']}",
+        "",
+    ]
+    rows = [("backend", "hit", "uncached", "in flight", "owed s", "cost s", "")]
+    rows += [_row(backend, answer["winner"]) for backend in answer["backends"]]
+    return "\n".join(lines + _aligned(rows))
+
+
+def _body(name: str) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    except OSError as error:
+        raise ExplainError(f"cannot read {name}: {error.strerror}") from error
+
+
+def _connect(gateway: str) -> http.client.HTTPConnection:
+    try:
+        url = urlsplit(gateway)
+        host, port = url.hostname, url.port
+    except ValueError as error:
+        raise ExplainError(f"{gateway} is no URL: {error}") from error
+    if url.scheme not in ("http", "https") or not host:
+        raise ExplainError(f"{gateway} is no URL such as {_DEFAULT_GATEWAY}")
+    kind = http.client.HTTPConnection if url.scheme == "http" else http.client.HTTPSConnection
+    return kind(host, port, timeout=_TIMEOUT_S)
+
+
+def _answer(status: int, text: bytes) -> dict[str, Any]:
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        value = None
+    if not isinstance(value, dict):
+        raise ExplainError(f"the answer is no gateway's (status {status})")
+    if status != 200:
+        error = value.get("error")
+        message = error.get("message") if isinstance(error, dict) else None
+        raise ExplainError(f"refused with {status}: {message}")
+    if "winner" not in value:
+        raise ExplainError("the answer is no explanation")
+    return value
+
+
+def _row(backend: dict[str, Any], winner: str | None) -> tuple[str, ...]:
+    cost = backend["cost_s"]
+    mark = "* " if backend["name"] == winner else "  "
+    terms = " ".join(f"{name}={value:.4g}" for name, value in backend["terms"].items())
+    return (
+        mark + backend["name"],
+        str(backend["hit_tokens"]),
+        str(backend["uncached_tokens"]),
+        str(backend["in_flight"]),
+        f"{backend['owed_prefill_s']:.3f}",
+        "-" if cost is None else f"{cost:.4f}",
+        terms if backend["eligible"] else f"not eligible: {backend['why_not']}",
+    )
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *figures, last in rows:
+        cells = [cell.rjust(width) for cell, width in zip(figures, widths[1:-1], strict=True)]
+        lines.append("  ".join([first.ljust(widths[0]), *cells, last]).rstrip())
+    return lines

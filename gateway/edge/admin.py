@@ -1,0 +1,289 @@
+"""The admin listener: metrics, health, status, the live page, explanations, reload and drain.
+
+Built from what `AdminContext` holds; nothing is wired here. Exactly the contract's admin routes.
+Must never show a prompt, a key or a backend's address, nor change anything on a GET.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import asdict, dataclass
+from importlib import resources
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import orjson
+from aiohttp import web
+
+from gateway.core.settings import ModelSpec
+from gateway.core.types import BackendStatus, ClassStatus, Explanation
+from gateway.errors import (
+    BodyTooLarge,
+    GatewayError,
+    InternalError,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    PermissionDenied,
+)
+from gateway.telemetry.metrics import Telemetry
+
+_log = logging.getLogger("radixgate.admin")
+
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_PAGE_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+)
+
+
+class Books(Protocol):
+    """What the admin routes use of the dispatcher."""
+
+    @property
+    def models(self) -> tuple[ModelSpec, ...]:
+        """Return the models that can be routed."""
+
+    @property
+    def policy(self) -> str:
+        """Return the name of the routing policy."""
+
+    @property
+    def index_bytes(self) -> int:
+        """Return the estimated memory of the prefix index."""
+
+    def backends(self, now: float) -> Iterable[BackendStatus]:
+        """Return every configured backend's figures."""
+
+    def classes(self, now: float) -> Iterable[ClassStatus]:
+        """Return every class's figures."""
+
+    def decisions(self, request_id: str) -> Explanation | None:
+        """Return a remembered decision."""
+
+    def drain(self, backend: str) -> None:
+        """Send nothing new to a backend."""
+
+    def undrain(self, backend: str) -> None:
+        """End that."""
+
+
+@dataclass(slots=True, frozen=True)
+class ReloadResult:
+    """How a reload went. `problems` are the configuration's mistakes, one line each."""
+
+    ok: bool
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(slots=True, frozen=True)
+class AdminContext:
+    """What the routes act on.
+
+    `explain` takes a request body and its path and raises `GatewayError` for a bad one. `reload`
+    counts itself in the telemetry, as SIGHUP takes the same way. `clock` gives monotonic seconds.
+    """
+
+    dispatcher: Books
+    telemetry: Telemetry
+    version: str
+    ready: Callable[[], bool]
+    reload: Callable[[], Awaitable[ReloadResult]]
+    explain: Callable[[bytes, str], Explanation]
+    clock: Callable[[], float]
+    started_at: float
+    body_bytes: int = 64 * 1024 * 1024
+
+
+def build_admin(context: AdminContext) -> web.Application:
+    """Return the application; run it with `access_log=None`."""
+    app = web.Application(
+        middlewares=[_answer_errors, _refuse_other_sites], client_max_size=context.body_bytes
+    )
+    routes = _Routes(context)
+    app.router.add_get("/", routes.page)
+    app.router.add_get("/metrics", routes.metrics)
+    app.router.add_get("/healthz", routes.healthz)
+    app.router.add_get("/readyz", routes.readyz)
+    app.router.add_get("/status", routes.status)
+    app.router.add_get("/decisions/{request_id}", routes.decision)
+    app.router.add_get("/trie", routes.trie)
+    app.router.add_post("/explain", routes.explain)
+    app.router.add_post("/reload", routes.reload)
+    app.router.add_post("/backends/{name}/drain", routes.drain)
+    app.router.add_post("/backends/{name}/undrain", routes.undrain)
+    return app
+
+
+class _Routes:
+    def __init__(self, context: AdminContext) -> None:
+        self._context = context
+        self._html = resources.files("gateway.edge").joinpath("static/index.html").read_bytes()
+
+    async def page(self, _request: web.Request) -> web.Response:
+        headers = {"content-security-policy": _PAGE_POLICY, "cache-control": "no-cache"}
+        return web.Response(
+            body=self._html, content_type="text/html", charset="utf-8", headers=headers
+        )
+
+    async def metrics(self, _request: web.Request) -> web.Response:
+        body = self._context.telemetry.render()
+        return web.Response(body=body, headers={"content-type": _METRICS_TYPE})
+
+    async def healthz(self, _request: web.Request) -> web.Response:
+        return _json({"status": "ok"})
+
+    async def readyz(self, _request: web.Request) -> web.Response:
+        if self._context.ready():
+            return _json({"status": "ready"})
+        return _json({"status": "not ready"}, status=503)
+
+    async def status(self, _request: web.Request) -> web.Response:
+        return _json(status(self._context))
+
+    async def decision(self, request: web.Request) -> web.Response:
+        found = self._context.dispatcher.decisions(request.match_info["request_id"])
+        if found is None:
+            raise NotFound("no decision is remembered for this request id")
+        return _json(explained(found))
+
+    async def trie(self, request: web.Request) -> web.Response:
+        dispatcher = self._context.dispatcher
+        wanted = request.query.get("backend")
+        rows = [
+            {
+                "name": backend.name,
+                "index_blocks": backend.index_blocks,
+                "hit_tokens_predicted": backend.hit_tokens_predicted,
+                "hit_tokens_reported": backend.hit_tokens_reported,
+            }
+            for backend in dispatcher.backends(self._context.clock())
+            if wanted in (None, backend.name)
+        ]
+        if wanted is not None and not rows:
+            raise NotFound("no such backend", param="backend")
+        return _json({"index_bytes": dispatcher.index_bytes, "backends": rows})
+
+    async def explain(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        path = request.query.get("path") or guess_path(body)
+        return _json(explained(self._context.explain(body, path)))
+
+    async def reload(self, _request: web.Request) -> web.Response:
+        result = await self._context.reload()
+        if result.ok:
+            return _json({"result": "ok"})
+        error = InvalidRequest("the configuration has mistakes; the old one stays in force")
+        answer = orjson.loads(error.body()) | {"problems": list(result.problems)}
+        return _json(answer, status=error.status)
+
+    async def drain(self, request: web.Request) -> web.Response:
+        self._context.dispatcher.drain(self._backend(request).name)
+        return _json(_drained(self._backend(request)))
+
+    async def undrain(self, request: web.Request) -> web.Response:
+        self._context.dispatcher.undrain(self._backend(request).name)
+        return _json(_drained(self._backend(request)))
+
+    def _backend(self, request: web.Request) -> BackendStatus:
+        name = request.match_info["name"]
+        for backend in self._context.dispatcher.backends(self._context.clock()):
+            if backend.name == name:
+                return backend
+        raise NotFound("no such backend", param="name")
+
+
+def status(context: AdminContext) -> dict[str, Any]:
+    """Return `/status` (contract, section 8); `other_backends` serve no model yet."""
+    now = context.clock()
+    dispatcher = context.dispatcher
+    backends = {backend.name: asdict(backend) for backend in dispatcher.backends(now)}
+    models = [
+        {
+            "name": model.name,
+            "aliases": list(model.aliases),
+            "backends": [backends[name] for name in model.backends if name in backends],
+        }
+        for model in dispatcher.models
+    ]
+    serving = {name for model in dispatcher.models for name in model.backends}
+    return {
+        "version": context.version,
+        "uptime_s": now - context.started_at,
+        "policy": dispatcher.policy,
+        "models": models,
+        "other_backends": [row for name, row in backends.items() if name not in serving],
+        "classes": [asdict(cls) for cls in dispatcher.classes(now)],
+    }
+
+
+def explained(explanation: Explanation) -> dict[str, Any]:
+    """Return an explanation as scripts read it (contract, section 8)."""
+    fields = asdict(explanation)
+    return {"class": fields.pop("cls"), **fields}
+
+
+def guess_path(body: bytes) -> str:
+    """Return the route a bare request body was probably meant for."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        value = None
+    keys = value.keys() if isinstance(value, dict) else ()
+    if "prompt" in keys:
+        return "/v1/completions"
+    if "input" in keys:
+        return "/v1/responses"
+    return "/v1/chat/completions"
+
+
+@web.middleware
+async def _answer_errors(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except GatewayError as error:
+        return _refusal(error)
+    except web.HTTPMethodNotAllowed as error:
+        allow = ", ".join(sorted(error.allowed_methods))
+        return _refusal(MethodNotAllowed(f"allowed: {allow}"), {"allow": allow})
+    except web.HTTPRequestEntityTooLarge:
+        return _refusal(BodyTooLarge("the body is over limits.body_mib"))
+    except web.HTTPException as error:
+        if error.status == 404:
+            return _refusal(NotFound("no such route"))
+        raise
+    except Exception:  # noqa: BLE001 - whatever it is, the caller gets JSON
+        _log.exception("admin route %s failed", request.path)
+        return _refusal(InternalError("internal error"))
+
+
+@web.middleware
+async def _refuse_other_sites(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Refuse what a browser sends for another site's page: it must not drain or reload."""
+    origin = request.headers.get("origin")
+    if request.method == "POST" and origin is not None and urlsplit(origin).netloc != request.host:
+        raise PermissionDenied("this request comes from another site's page")
+    return await handler(request)
+
+
+def _drained(backend: BackendStatus) -> dict[str, Any]:
+    return {
+        "name": backend.name,
+        "draining": backend.draining,
+        "in_flight": backend.in_flight,
+    }
+
+
+def _json(value: object, *, status: int = 200) -> web.Response:
+    headers = {"cache-control": "no-store"}
+    return web.Response(
+        body=orjson.dumps(value), status=status, content_type="application/json", headers=headers
+    )
+
+
+def _refusal(error: GatewayError, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(
+        body=error.body(), status=error.status, content_type="application/json", headers=headers
+    )

@@ -85,7 +85,9 @@ def render(answer: dict[str, Any]) -> str:
         f"winner   {answer['winner'] or 'none'}: {answer['reason']}",
         "",
     ]
-    rows = [("backend", "hit", "uncached", "in flight", "owed s", "cost s", "")]
+    rows: list[tuple[str, ...]] = [
+        ("backend", "hit", "uncached", "in flight", "owed s", "cost s", "")
+    ]
     rows += [_row(backend, answer["winner"]) for backend in answer["backends"]]
     return "\n".join(lines + _aligned(rows))
 

@@ -6,7 +6,7 @@ Units are in the names (`_s` seconds, `_tokens`, `_blocks`). `now` is always mon
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, unique
-from typing import NewType
+from typing import Any, NewType
 
 BackendId = NewType("BackendId", int)
 """Slot of a backend in the dispatcher: the bit it owns in the trie's masks. Reused only after drop."""
@@ -121,12 +121,17 @@ class Query:
     key: str | None = None
 
 
+TrailRow = tuple[str, int, int, int, float, float, tuple[float, ...]]
+"""A candidate as a decision saw it: name, hit and uncached tokens, in flight, owed_s, cost, terms."""
+
+
 @dataclass(slots=True)
 class Ticket:
     """An admitted request's place in the books, from `admit` until `finish`.
 
     The dispatcher owns and mutates it; callers read `backend` (the configured name) and the
-    predicted hit, and hand it back. `tried` are the slots already attempted.
+    predicted hit, and hand it back. `tried` are the slots whose attempts failed; `visit` undoes the
+    prefix index's belief; `trail` is the decision's candidates until `remember` or the end.
     """
 
     id: int
@@ -146,6 +151,8 @@ class Ticket:
     attempts: int = 1
     tried: list[BackendId] = field(default_factory=list)
     finished: bool = False
+    visit: Any = None
+    trail: tuple[TrailRow, ...] = ()
 
 
 @unique

@@ -1,0 +1,88 @@
+"""Per-class books: the spec, the token bucket, and how many were admitted and refused.
+
+Reservations live as long as their ticket and are settled in the bucket they were taken from, even
+when a reload has replaced it meanwhile.
+"""
+
+from gateway.core.bucket import Bucket
+from gateway.core.classify import Classifier
+from gateway.core.settings import ClassSpec
+from gateway.core.types import Finish, Ticket
+
+
+class ClassBooks:
+    """One traffic class."""
+
+    __slots__ = ("admitted", "bucket", "rejected", "spec")
+
+    def __init__(self, spec: ClassSpec, bucket: Bucket | None) -> None:
+        self.spec = spec
+        self.bucket = bucket
+        self.admitted = 0
+        self.rejected = 0
+
+
+class Classes:
+    """All classes, their buckets and the reservations of live tickets."""
+
+    def __init__(self, specs: tuple[ClassSpec, ...], now: float) -> None:
+        self._reserved: dict[int, Bucket] = {}
+        self._books: dict[str, ClassBooks] = {}
+        self.classifier = Classifier(specs)
+        self.apply(specs, now)
+
+    def apply(self, specs: tuple[ClassSpec, ...], now: float) -> None:
+        """Take new classes; a bucket that stays keeps what was spent from it."""
+        self.classifier = Classifier(specs)
+        old = self._books
+        self._books = {}
+        for spec in specs:
+            before = old.get(spec.name)
+            self._books[spec.name] = entry = ClassBooks(spec, _bucket(spec, before, now))
+            if before is not None:
+                entry.admitted = before.admitted
+                entry.rejected = before.rejected
+
+    def all(self) -> list[ClassBooks]:
+        """Return every class in configured order."""
+        return list(self._books.values())
+
+    def named(self, name: str) -> ClassBooks:
+        """Return the class called `name`, or the default one if a reload has removed it."""
+        return self._books.get(name) or self._books[self.classifier.default]
+
+    def reserved(self) -> int:
+        """Return how many live tickets hold a reservation."""
+        return len(self._reserved)
+
+    def hold(self, ticket: Ticket, bucket: Bucket) -> None:
+        """Remember where `ticket` took its reservation from."""
+        self._reserved[ticket.id] = bucket
+
+    def settle(self, ticket: Ticket, finish: Finish, now: float) -> None:
+        """Replace the ticket's reservation, if it has one, by what it used."""
+        bucket = self._reserved.pop(ticket.id, None)
+        if bucket is not None:
+            bucket.settle(ticket.reserved_tokens, used_tokens(ticket, finish), now)
+
+
+def used_tokens(ticket: Ticket, finish: Finish) -> float:
+    """Return the uncached prompt tokens and output tokens an ended request really cost."""
+    if not finish.prefilled and ticket.first_token_at is None:
+        return 0.0
+    usage = finish.usage
+    uncached = float(ticket.uncached_tokens)
+    if usage.prompt_tokens is not None:
+        cached = ticket.hit_tokens if usage.cached_tokens is None else usage.cached_tokens
+        uncached = float(max(0, usage.prompt_tokens - cached))
+    output = finish.chunks if usage.completion_tokens is None else usage.completion_tokens
+    return uncached + output
+
+
+def _bucket(spec: ClassSpec, before: ClassBooks | None, now: float) -> Bucket | None:
+    if spec.bucket is None:
+        return None
+    if before is None or before.bucket is None:
+        return Bucket(spec.bucket, now)
+    before.bucket.resize(spec.bucket, now)
+    return before.bucket

@@ -1,0 +1,452 @@
+"""The facade of the core: who gets a request, what it owes, and what its end teaches.
+
+The live gateway and the simulator use it unchanged. Every call is one synchronous step that takes
+`now`; between two calls the books are always right. Must never wait, read a clock, or let a
+request leave the books more than once.
+"""
+
+from collections.abc import Sequence
+from random import Random
+
+from gateway.core import cost, explain, status
+from gateway.core.breaker import Breaker
+from gateway.core.bucket import clamp_retry_after
+from gateway.core.classes import ClassBooks, Classes
+from gateway.core.classify import Features
+from gateway.core.cost import MAX_CONGESTION, Demand
+from gateway.core.engine_model import calibrate
+from gateway.core.fleet import Fleet
+from gateway.core.learn import OutputLengths, learn_cache, learn_tpot, trust
+from gateway.core.ledger import Account, LedgerError
+from gateway.core.policies import pick, policy_named
+from gateway.core.pool import SHORTLIST_ABOVE, Pool, fill_depths
+from gateway.core.settings import CoreSettings, ModelSpec
+from gateway.core.types import (
+    BackendId,
+    BackendStatus,
+    ClassStatus,
+    Explanation,
+    Finish,
+    Outcome,
+    Query,
+    Refusal,
+    RefusalKind,
+    Snapshot,
+    Ticket,
+)
+
+# What a refusal for want of a backend suggests: about when a health probe or a trial is due.
+NO_BACKEND_RETRY_S = 1.0
+# Learnt speeds become prices every so many finished requests of a pool.
+_CALIBRATE_EVERY = 16
+_BACKEND_FAULTS = frozenset(
+    {
+        Outcome.UPSTREAM_ERROR,
+        Outcome.UPSTREAM_TRUNCATED,
+        Outcome.UPSTREAM_TIMEOUT,
+        Outcome.UPSTREAM_5XX,
+    }
+)
+_BACKEND_ANSWERED = frozenset({Outcome.OK, Outcome.UPSTREAM_4XX})
+
+
+class Dispatcher:
+    """Admission, choice, books and learning over one fleet of backends."""
+
+    def __init__(self, settings: CoreSettings, rng: Random, now: float) -> None:
+        self._policy = policy_named(settings.routing.policy)
+        self._rng = rng
+        self._fleet = Fleet(settings, rng)
+        self._classes = Classes(settings.classes, now)
+        self._outputs = OutputLengths()
+        self._memory = explain.Memory()
+        self._demand = Demand()
+        self._last_id = 0
+
+    # -- configuration ----------------------------------------------------------------------
+
+    def apply(self, settings: CoreSettings, now: float) -> None:
+        """Take new settings whole, or raise ValueError and keep the old. Live tickets survive."""
+        policy = policy_named(settings.routing.policy)
+        if not settings.classes:
+            raise ValueError("at least one class is needed")
+        self._fleet.apply(settings)
+        self._policy = policy
+        self._classes.apply(settings.classes, now)
+        self._outputs.keep(set(self._fleet.pools), {spec.name for spec in settings.classes})
+
+    @property
+    def settings(self) -> CoreSettings:
+        """The settings in force."""
+        return self._fleet.settings
+
+    @property
+    def policy(self) -> str:
+        """Name of the policy in force."""
+        return self._policy.name
+
+    @property
+    def models(self) -> tuple[ModelSpec, ...]:
+        """Configured models."""
+        return self._fleet.settings.models
+
+    def resolve(self, model: str) -> str | None:
+        """Return the configured name behind a model id or alias; None = nobody serves it."""
+        return self._fleet.resolve(model)
+
+    def classify(self, features: Features) -> tuple[str, str]:
+        """Return (class name, the rule that decided, as text)."""
+        return self._classes.classifier.classify(features)
+
+    def expected_output(self, model: str, cls: str, max_tokens: int | None) -> int:
+        """Return how many tokens the answer will likely have, learnt per model and class."""
+        return self._outputs.expected(model, cls, max_tokens)
+
+    # -- the life of a request --------------------------------------------------------------
+
+    def admit(self, query: Query, now: float) -> Ticket | Refusal:
+        """Choose a backend and enter the request in all books, or say why not; all or nothing."""
+        pool = self._fleet.pools.get(query.model)
+        if pool is None:
+            return Refusal(RefusalKind.UNKNOWN_MODEL, NO_BACKEND_RETRY_S, query.model)
+        books = self._classes.named(query.cls)
+        rows = self._candidates(pool, query, now, ())
+        if not rows:
+            books.rejected += 1
+            return Refusal(RefusalKind.NO_BACKEND, NO_BACKEND_RETRY_S, query.model)
+        winner = self._choose(rows, pool, query, books, now)
+        reserved = 0.0
+        if books.bucket is not None:
+            reserved = float(winner.uncached_tokens + query.expected_output_tokens)
+            wait = books.bucket.reserve(reserved, now)
+            if wait:
+                books.rejected += 1
+                return Refusal(RefusalKind.RATE, clamp_retry_after(wait), books.spec.name)
+        books.admitted += 1
+        self._last_id += 1
+        ticket = Ticket(
+            id=self._last_id,
+            query=query,
+            slot=winner.slot,
+            backend=winner.name,
+            policy=self._policy.name,
+            hit_tokens=0,
+            uncached_tokens=0,
+            prefill_s=0.0,
+            admitted_at=now,
+            dispatched_at=now,
+            reserved_tokens=reserved,
+        )
+        if books.bucket is not None:
+            self._classes.hold(ticket, books.bucket)
+        self._place(ticket, winner, rows, pool, now)
+        return ticket
+
+    def reassign(self, ticket: Ticket, now: float) -> bool:
+        """Move a ticket whose attempt the backend surely did not run to one not tried yet.
+
+        False = none is left: the ticket is on no backend's books and only `finish` may follow.
+        """
+        self._check_live(ticket)
+        if ticket.first_token_at is not None:
+            raise LedgerError(f"ticket {ticket.id} has an answer already")
+        row = self._fleet.by_slot.get(ticket.slot)
+        if row is not None and row.release(ticket):
+            self._undo(row, ticket, now)
+        if ticket.slot not in ticket.tried:
+            ticket.tried.append(ticket.slot)
+        pool = self._fleet.pools.get(ticket.query.model)
+        if pool is None:
+            return False
+        rows = self._candidates(pool, ticket.query, now, ticket.tried)
+        if not rows:
+            return False
+        books = self._classes.named(ticket.query.cls)
+        winner = self._choose(rows, pool, ticket.query, books, now)
+        ticket.attempts += 1
+        self._place(ticket, winner, rows, pool, now)
+        return True
+
+    def attempt_failed(self, ticket: Ticket, now: float) -> None:
+        """Count a failure that is the fault of the ticket's backend; before `reassign`/`finish`."""
+        self._check_live(ticket)
+        row = self._placed(ticket)
+        if row is not None and ticket.slot not in ticket.tried:
+            ticket.tried.append(ticket.slot)
+            self._bump(row.breaker.failed(ticket.id, now))
+
+    def first_token(self, ticket: Ticket, now: float) -> None:
+        """Note the first content byte: the prefill is paid. Later calls change nothing."""
+        self._check_live(ticket)
+        row = self._placed(ticket)
+        if row is None or ticket.first_token_at is not None:
+            return
+        if row.prefilled(ticket, now):
+            row.engine.saw_prefill(
+                now - ticket.dispatched_at, ticket.uncached_tokens, ticket.query.chain.tokens
+            )
+        self._reload(row)
+        self._bump(row.breaker.succeeded(ticket.dispatched_at))
+
+    def finish(self, ticket: Ticket, finish: Finish, now: float) -> None:
+        """End a ticket: everything it holds is given back, and what it showed is learnt.
+
+        Raises:
+            LedgerError: it was finished before.
+        """
+        self._check_live(ticket)
+        ticket.finished = True
+        row = self._placed(ticket)
+        if row is not None:
+            row.release(ticket)
+            ran = finish.prefilled or ticket.first_token_at is not None
+            self._judge(row, ticket, finish, now)
+            if ran:
+                self._learn(row, ticket, finish, now)
+                self._reload(row)
+                self._fleet.settle(row)
+            else:
+                self._undo(row, ticket, now)
+        self._classes.settle(ticket, finish, now)
+        ticket.visit = None
+        ticket.trail = ()
+
+    # -- what the backends report -----------------------------------------------------------
+
+    def observe(self, backend: str, snapshot: Snapshot, now: float) -> None:
+        """Take in one scrape; one that is stale, older than the last, or of nobody is ignored."""
+        row = self._fleet.by_name.get(backend)
+        if row is None or now - snapshot.at >= self._fleet.settings.stale_after_s:
+            return
+        if row.snapshot is None or snapshot.at >= row.snapshot.at:
+            self._fleet.observe(row, snapshot)
+            self._reload(row)
+
+    def set_up(self, backend: str, up: bool, now: float) -> None:  # noqa: ARG002 - every call takes now
+        """Note whether the backend answers its health checks. Unknown names are ignored."""
+        row = self._fleet.by_name.get(backend)
+        if row is not None:
+            self._fleet.set_up(row, up=up)
+
+    def drain(self, backend: str) -> bool:
+        """Send nothing new to the backend; False = no such backend."""
+        return self._set_draining(backend, draining=True)
+
+    def undrain(self, backend: str) -> bool:
+        """Let the backend be chosen again; False = no such backend."""
+        return self._set_draining(backend, draining=False)
+
+    # -- looking in -------------------------------------------------------------------------
+
+    def explain(self, query: Query, now: float) -> Explanation:
+        """Return what `admit` would decide now. Changes nothing, not even the random state."""
+        state = self._rng.getstate()
+        try:
+            return self._explain(query, now)
+        finally:
+            self._rng.setstate(state)
+
+    def remember(self, request_id: str, ticket: Ticket, now: float) -> None:  # noqa: ARG002
+        """Keep the ticket's last decision for `decisions`; call again after a `reassign`."""
+        self._memory.remember(request_id, ticket, policy_named(ticket.policy))
+
+    def decisions(self, request_id: str) -> Explanation | None:
+        """Return the decision made for a request id, while it is among the last thousand."""
+        return self._memory.recall(request_id)
+
+    def backends(self, now: float, model: str | None = None) -> list[BackendStatus]:
+        """Return the figures of all backends, or of one model's."""
+        if model is None:
+            rows: Sequence[Account] = list(self._fleet.by_name.values())
+        else:
+            pool = self._fleet.pools.get(model)
+            rows = [] if pool is None else pool.rows
+        blocks = self._fleet.trie.blocks
+        return [status.backend_status(row, blocks(row.slot), now) for row in rows]
+
+    def classes(self, now: float) -> list[ClassStatus]:
+        """Return the figures of all classes."""
+        return [
+            status.class_status(b.spec.name, b.bucket, b.admitted, b.rejected, now)
+            for b in self._classes.all()
+        ]
+
+    @property
+    def index_bytes(self) -> int:
+        """Estimated memory of the prefix index."""
+        return self._fleet.trie.bytes
+
+    @property
+    def index_nodes(self) -> int:
+        """Nodes of the prefix index."""
+        return self._fleet.trie.nodes
+
+    # -- inside: choosing -------------------------------------------------------------------
+
+    def _candidates(
+        self, pool: Pool, query: Query, now: float, tried: Sequence[BackendId]
+    ) -> list[Account]:
+        """Return the backends to price, with their prefix figures filled in."""
+        fleet = self._fleet
+        if now >= fleet.fresh_until:
+            fleet.expire_snapshots(now)
+        rows = pool.eligible(now, fleet.epoch)
+        if tried:
+            rows = [row for row in rows if row.slot not in tried]
+        chain = query.chain
+        held = fleet.trie.lookup(chain.hashes)
+        if len(rows) > SHORTLIST_ABOVE and self._policy.shortlist and not tried:
+            rows = pool.shortlist(held, fleet.by_slot)
+        fill_depths(rows, held, fleet.by_slot)
+        self._fill(rows, query, now)
+        return rows
+
+    def _fill(self, rows: Sequence[Account], query: Query, now: float) -> None:
+        chain = query.chain
+        prompt = max(1, chain.tokens)
+        for row in rows:
+            hit = 0
+            if row.depth:
+                hit = chain.hit_tokens(row.depth)
+                if row.trust != 1.0:
+                    hit = int(hit * trust(row, now))
+            uncached = prompt - hit if hit < prompt else 1
+            engine = row.engine
+            row.hit_tokens = hit
+            row.uncached_tokens = uncached
+            row.prefill_s = uncached * (
+                engine.prefill_token_s + engine.attention_s * (prompt - 0.5 * uncached)
+            )
+
+    def _choose(
+        self, rows: Sequence[Account], pool: Pool, query: Query, books: ClassBooks, now: float
+    ) -> Account:
+        demand = self._demand
+        demand.now = now
+        demand.prompt_tokens = max(1, query.chain.tokens)
+        demand.output_tokens = query.expected_output_tokens
+        demand.tpot_slo_s = books.spec.slo.tpot_s
+        demand.hit_share = pool.hit_share
+        demand.cursor = pool.cursor
+        routing = self._fleet.settings.routing
+        demand.weights = (routing.prefix_weight, routing.queue_weight, routing.kv_weight)
+        self._policy.score(rows, demand, self._rng)
+        return pick(rows, self._policy.near, self._rng)
+
+    def _place(
+        self, ticket: Ticket, row: Account, rows: Sequence[Account], pool: Pool, now: float
+    ) -> None:
+        """Enter `ticket` on `row`'s books and index, as the decision in progress saw it."""
+        ticket.slot = row.slot
+        ticket.backend = row.name
+        ticket.policy = self._policy.name
+        ticket.hit_tokens = row.hit_tokens
+        ticket.uncached_tokens = row.uncached_tokens
+        ticket.prefill_s = row.prefill_s
+        ticket.known_blocks = row.depth
+        ticket.dispatched_at = now
+        ticket.reason = explain.reason_for(rows, row)
+        ticket.trail = explain.trail_of(rows)
+        chain = ticket.query.chain
+        row.place(ticket, now)
+        pool.cursor += 1
+        pool.note_hit(row.hit_tokens, chain.tokens)
+        self._bump(row.breaker.sent(ticket.id, now))
+        fleet = self._fleet
+        if chain.hashes:
+            fleet.note_block_size(row, chain.tokens_per_block)
+            ticket.visit = fleet.trie.insert(row.slot, chain.hashes, now)
+            self._note_room(row)
+        self._reload(row)
+
+    def _explain(self, query: Query, now: float) -> Explanation:
+        pool = self._fleet.pools.get(query.model)
+        if pool is None:
+            return explain.explanation(query, self._policy.name, None, explain.NOBODY, [])
+        rows = self._candidates(pool, query, now, ())
+        winner = None
+        reason = explain.NOBODY
+        if rows:
+            winner = self._choose(rows, pool, query, self._classes.named(query.cls), now)
+            reason = explain.reason_for(rows, winner)
+        known = {s.name: s for s in explain.scores(explain.trail_of(rows), self._policy)}
+        others = [row for row in pool.rows if row.name not in known]
+        fill_depths(others, self._fleet.trie.lookup(query.chain.hashes), self._fleet.by_slot)
+        self._fill(others, query, now)
+        known |= {row.name: explain.left_out(row, now) for row in others}
+        table = [known[row.name] for row in pool.rows]
+        name = None if winner is None else winner.name
+        return explain.explanation(query, self._policy.name, name, reason, table)
+
+    # -- inside: ending and learning --------------------------------------------------------
+
+    def _check_live(self, ticket: Ticket) -> None:
+        if ticket.finished:
+            raise LedgerError(f"ticket {ticket.id} is finished")
+
+    def _placed(self, ticket: Ticket) -> Account | None:
+        """Return the account the ticket is on; None after a `reassign` that found nobody."""
+        row = self._fleet.by_slot.get(ticket.slot)
+        return row if row is not None and ticket.id in row.live else None
+
+    def _undo(self, row: Account, ticket: Ticket, now: float) -> None:
+        """Take back what a released ticket that never ran made us believe."""
+        row.forget_rate(ticket, now)
+        if ticket.visit is not None and not row.retired:
+            hashes = ticket.query.chain.hashes
+            self._fleet.trie.trim(row.slot, hashes, ticket.known_blocks, ticket.visit)
+            self._note_room(row)
+        ticket.visit = None
+        self._bump(row.breaker.withdrawn(ticket.id, now))
+        self._reload(row)
+        self._fleet.settle(row)
+
+    def _judge(self, row: Account, ticket: Ticket, finish: Finish, now: float) -> None:
+        """Tell the breaker how the backend did; a client's leaving tells nothing."""
+        breaker: Breaker = row.breaker
+        if finish.outcome in _BACKEND_ANSWERED:
+            self._bump(breaker.succeeded(ticket.dispatched_at))
+        elif finish.outcome in _BACKEND_FAULTS and ticket.slot not in ticket.tried:
+            self._bump(breaker.failed(ticket.id, now))
+        self._bump(breaker.withdrawn(ticket.id, now))
+
+    def _learn(self, row: Account, ticket: Ticket, finish: Finish, now: float) -> None:
+        query = ticket.query
+        usage = finish.usage
+        pool = self._fleet.pools.get(query.model)
+        if usage.cached_tokens is not None:
+            changed = learn_cache(row, ticket, usage.cached_tokens, now)
+            if changed and not row.retired:
+                self._fleet.fit_index(row)
+        if finish.outcome is not Outcome.OK or pool is None:
+            return
+        tokens = finish.chunks if usage.completion_tokens is None else usage.completion_tokens
+        if tokens:
+            self._outputs.learn(query.model, query.cls, tokens)
+        rho = min(MAX_CONGESTION, row.congestion(now))
+        learn_tpot(row, ticket, finish, 1.0 / (1.0 - rho))
+        pool.since_calibration += 1
+        if pool.since_calibration >= _CALIBRATE_EVERY:
+            pool.since_calibration = 0
+            calibrate([member.engine for member in pool.rows])
+
+    def _note_room(self, row: Account) -> None:
+        """Note when what the full index share would evict next was last used; None = it has room."""
+        trie = self._fleet.trie
+        full = trie.blocks(row.slot) >= 0.98 * row.index_capacity_blocks
+        row.oldest_use = trie.oldest_use(row.slot) if full else None
+
+    def _reload(self, row: Account) -> None:
+        # the random part spreads equals: an idle backend that was just used comes back anywhere
+        row.load = cost.load(row) + self._rng.random() * 1e-9
+
+    def _bump(self, changed: bool) -> None:
+        if changed:
+            self._fleet.epoch += 1
+
+    def _set_draining(self, backend: str, *, draining: bool) -> bool:
+        row = self._fleet.by_name.get(backend)
+        if row is None:
+            return False
+        self._fleet.drain(row, draining=draining)
+        return True

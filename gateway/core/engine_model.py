@@ -1,0 +1,131 @@
+"""Seconds an engine needs for a prefill or a step: priors first, then what the backend showed.
+
+The form is results.md's linear step-time model. Only its scale is learnt, per backend and
+separately for prefill (from first tokens that had the engine to themselves) and decode (from TPOT).
+Must never learn from a request that shared its prefill, or let one sample move a price.
+"""
+
+from collections.abc import Sequence
+from statistics import median
+
+from gateway.core.settings import EngineProfile
+
+# Samples before a backend's own figures are believed, and the weight of each later one.
+MIN_SAMPLES = 8
+_WEIGHT = 0.1
+# A prompt shorter than this has a first token made of overheads, not of prefill.
+MIN_PREFILL_TOKENS = 256
+# Differences below a quarter are noise (results.md: slow_i applies above 1.25, at most 6).
+_SAME = 1.25
+_MAX_SLOW = 6.0
+# Load also moves TPOT, so the whole pool's decode scale moves only when the prior is clearly wrong.
+_POOL_SAME = 1.5
+# From a laptop CPU (prefill 500 times slower than the prior's GPU) to hardware ten times faster.
+_MIN_SCALE, _MAX_SCALE = 0.05, 2000.0
+
+
+class EngineModel:
+    """Current coefficients of one backend, already scaled by what was learnt."""
+
+    __slots__ = (
+        "attention_s",
+        "context_token_s",
+        "kv_tokens",
+        "max_sequences",
+        "prefill_ratio",
+        "prefill_samples",
+        "prefill_token_s",
+        "profile",
+        "sequence_s",
+        "slow",
+        "step_s",
+        "tpot_ratio",
+        "tpot_samples",
+    )
+
+    def __init__(self, profile: EngineProfile) -> None:
+        self.profile = profile
+        self.kv_tokens = profile.kv_tokens
+        self.max_sequences = profile.max_sequences
+        self.prefill_ratio = self.tpot_ratio = 1.0
+        self.prefill_samples = self.tpot_samples = 0
+        self.slow = 1.0
+        self.step_s = self.sequence_s = self.context_token_s = 0.0
+        self.prefill_token_s = self.attention_s = 0.0
+        self.rescale(1.0, 1.0)
+
+    def rescale(self, prefill: float, decode: float) -> None:
+        """Set the coefficients to the priors times these scales."""
+        prior = self.profile
+        self.prefill_token_s = prior.prefill_token_s * prefill
+        self.attention_s = prior.attention_s * prefill
+        self.step_s = prior.step_s * decode
+        self.sequence_s = prior.sequence_s * decode
+        self.context_token_s = prior.context_token_s * decode
+        self.slow = decode
+
+    def prefill_s(self, uncached: int, prompt: int) -> float:
+        """Return the engine seconds of prefilling the last `uncached` of `prompt` tokens."""
+        return uncached * (self.prefill_token_s + self.attention_s * (prompt - 0.5 * uncached))
+
+    def step(self, sequences: float, context_tokens: float) -> float:
+        """Return the seconds of one decode step over `sequences` holding `context_tokens`."""
+        return self.step_s + self.sequence_s * sequences + self.context_token_s * context_tokens
+
+    def saw_prefill(self, took_s: float, uncached: int, prompt: int) -> bool:
+        """Learn from a prefill that ran alone; return whether it was fit to learn from."""
+        if uncached < MIN_PREFILL_TOKENS or took_s <= 0.0:
+            return False
+        prior = self.profile
+        expected = uncached * (
+            prior.prefill_token_s + prior.attention_s * (prompt - 0.5 * uncached)
+        )
+        ratio = _clamp((took_s - min(self.step_s, 0.5 * took_s)) / expected)
+        self.prefill_ratio = _mix(self.prefill_ratio, ratio, self.prefill_samples)
+        self.prefill_samples += 1
+        return True
+
+    def saw_tpot(
+        self, tpot_s: float, sequences: float, context_tokens: float, stretch: float
+    ) -> bool:
+        """Learn from a finished stream, given the load it ran under (`stretch` = 1/(1 - rho))."""
+        if tpot_s <= 0.0:
+            return False
+        prior = self.profile
+        expected = stretch * (
+            prior.step_s + prior.sequence_s * sequences + prior.context_token_s * context_tokens
+        )
+        self.tpot_ratio = _mix(self.tpot_ratio, _clamp(tpot_s / expected), self.tpot_samples)
+        self.tpot_samples += 1
+        return True
+
+
+def calibrate(engines: Sequence[EngineModel]) -> None:
+    """Turn what the engines of one pool showed into their coefficients.
+
+    One that has shown nothing yet is taken for a typical one. Near-equal engines get exactly equal
+    prices, so that measuring noise cannot attract traffic.
+    """
+    prefill = [e.prefill_ratio for e in engines if e.prefill_samples >= MIN_SAMPLES]
+    tpot = [e.tpot_ratio for e in engines if e.tpot_samples >= MIN_SAMPLES]
+    pool_prefill = median(prefill) if prefill else 1.0
+    typical_tpot = median(tpot) if tpot else 1.0
+    pool_decode = typical_tpot if not 1 / _POOL_SAME < typical_tpot < _POOL_SAME else 1.0
+    for engine in engines:
+        slow = 1.0
+        if engine.tpot_samples >= MIN_SAMPLES and engine.tpot_ratio > _SAME * typical_tpot:
+            slow = min(_MAX_SLOW, engine.tpot_ratio / typical_tpot)
+        own = pool_prefill * slow
+        if engine.prefill_samples >= MIN_SAMPLES:
+            relative = engine.prefill_ratio / pool_prefill
+            own = pool_prefill if 1 / _SAME < relative < _SAME else engine.prefill_ratio
+        engine.rescale(own, pool_decode * slow)
+
+
+def _mix(old: float, new: float, samples: int) -> float:
+    """Plain mean of the first samples, then an exponential average."""
+    return old + max(_WEIGHT, 1.0 / (samples + 1)) * (new - old)
+
+
+def _clamp(ratio: float) -> float:
+    return min(_MAX_SCALE, max(_MIN_SCALE, ratio))

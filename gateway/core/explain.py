@@ -1,0 +1,167 @@
+"""Decisions put into words and figures: what `/explain` and `/decisions/{id}` show.
+
+Reads candidates after a policy priced them. Must never influence a decision.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.core.ledger import Account
+from gateway.core.policies import Policy
+from gateway.core.types import BackendScore, Explanation, Query, Ticket, TrailRow
+
+# Request ids whose decision can still be looked up.
+REMEMBERED = 1000
+
+ONLY = "the only eligible backend"
+NO_HIT = "no backend holds a prefix; lowest cost"
+HOME = "longest prefix hit and lowest cost"
+AWAY = "its prefix home costs more than recomputing here"
+NOBODY = "no eligible backend"
+
+
+def reason_for(rows: Sequence[Account], winner: Account) -> str:
+    """Say in one phrase why `winner` came out of the priced `rows`."""
+    if len(rows) == 1:
+        return ONLY
+    longest = max([row.depth for row in rows])
+    if not longest:
+        return NO_HIT
+    return HOME if winner.depth == longest else AWAY
+
+
+def trail_of(rows: Sequence[Account]) -> tuple[TrailRow, ...]:
+    """Keep what the decision saw of each candidate (the accounts are overwritten by the next)."""
+    return tuple(
+        [
+            (
+                row.name,
+                row.hit_tokens,
+                row.uncached_tokens,
+                row.in_flight,
+                row.owed_ns * 1e-9,
+                row.cost,
+                row.terms,
+            )
+            for row in rows
+        ]
+    )
+
+
+def scores(trail: Sequence[TrailRow], policy: Policy) -> list[BackendScore]:
+    """Return the candidates of a decision as rows of an explanation."""
+    return [
+        BackendScore(
+            name=name,
+            eligible=True,
+            why_not=None,
+            hit_tokens=hit,
+            uncached_tokens=uncached,
+            in_flight=in_flight,
+            owed_prefill_s=owed,
+            cost_s=cost if policy.seconds else None,
+            terms=dict(zip(policy.terms, terms, strict=True)),
+        )
+        for name, hit, uncached, in_flight, owed, cost, terms in trail
+    ]
+
+
+def why_not(row: Account, now: float) -> str:
+    """Say why a backend is not among the candidates."""
+    if not row.up:
+        return "down"
+    if row.draining:
+        return "draining"
+    if not row.breaker.allows(now):
+        return f"breaker {row.breaker.state.value}"
+    return "busier than the shortlist and no longer prefix"
+
+
+def left_out(row: Account, now: float) -> BackendScore:
+    """Return the row of a backend that was no candidate; its prefix figures must be filled in."""
+    return BackendScore(
+        name=row.name,
+        eligible=False,
+        why_not=why_not(row, now),
+        hit_tokens=row.hit_tokens,
+        uncached_tokens=row.uncached_tokens,
+        in_flight=row.in_flight,
+        owed_prefill_s=row.owed_s,
+        cost_s=None,
+        terms={},
+    )
+
+
+def explanation(
+    query: Query, policy: str, winner: str | None, reason: str, backends: list[BackendScore]
+) -> Explanation:
+    """Put the parts together."""
+    return Explanation(
+        cls=query.cls,
+        class_rule=query.class_rule,
+        prompt_tokens=query.chain.tokens,
+        prompt_tokens_exact=query.chain.exact,
+        policy=policy,
+        winner=winner,
+        reason=reason,
+        backends=backends,
+    )
+
+
+@dataclass(slots=True, frozen=True)
+class _Record:
+    cls: str
+    class_rule: str
+    prompt_tokens: int
+    exact: bool
+    policy: Policy
+    winner: str
+    reason: str
+    trail: tuple[TrailRow, ...]
+
+
+class Memory:
+    """The last decisions by request id; never more than `REMEMBERED`, and no prompt in any."""
+
+    def __init__(self) -> None:
+        self._records: OrderedDict[str, _Record] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def remember(self, request_id: str, ticket: Ticket, policy: Policy) -> None:
+        """Take over the ticket's trail; an id seen again replaces its record."""
+        if not ticket.trail:
+            return
+        query = ticket.query
+        self._records.pop(request_id, None)
+        self._records[request_id] = _Record(
+            query.cls,
+            query.class_rule,
+            query.chain.tokens,
+            query.chain.exact,
+            policy,
+            ticket.backend,
+            ticket.reason,
+            ticket.trail,
+        )
+        ticket.trail = ()
+        if len(self._records) > REMEMBERED:
+            self._records.popitem(last=False)
+
+    def recall(self, request_id: str) -> Explanation | None:
+        """Return the decision as it was made, or None when the id is unknown or forgotten."""
+        record = self._records.get(request_id)
+        if record is None:
+            return None
+        return Explanation(
+            cls=record.cls,
+            class_rule=record.class_rule,
+            prompt_tokens=record.prompt_tokens,
+            prompt_tokens_exact=record.exact,
+            policy=record.policy.name,
+            winner=record.winner,
+            reason=record.reason,
+            backends=scores(record.trail, record.policy),
+        )

@@ -1,0 +1,223 @@
+"""All backends and models that are configured: slots, books, pools, and what the engines report.
+
+Live requests survive every change: a removed backend keeps its books, out of sight, until its last
+request ended, and only then is its slot free. Must never choose a backend or touch a bucket.
+"""
+
+from random import Random
+
+from gateway.core.breaker import Breaker
+from gateway.core.engine_model import EngineModel
+from gateway.core.ledger import Account
+from gateway.core.pool import Pool
+from gateway.core.settings import BackendSpec, CoreSettings
+from gateway.core.trie import MAX_SLOTS, RadixTrie
+from gateway.core.types import BackendId, Snapshot
+
+# Believed size of a block in tokens before the first prompt: 4 bytes per token.
+_BYTES_PER_TOKEN = 4.0
+# A ratio drifts a little with every prompt; the index is resized only for a change that matters.
+_RESIZE_RATIO = 0.1
+_TOKENS_PER_BLOCK_WEIGHT = 0.05
+# Same engine process if the start times it reports differ by no more than rounding.
+_SAME_START_S = 1.0
+
+
+class Fleet:
+    """Accounts by name and slot, pools by model. `epoch` grows with every change of eligibility."""
+
+    def __init__(self, settings: CoreSettings, rng: Random) -> None:
+        check(settings)
+        self._rng = rng
+        self.trie = RadixTrie(settings.index_bytes)
+        self.settings = settings
+        self.epoch = 0
+        self.by_name: dict[str, Account] = {}
+        self.by_slot: dict[int, Account] = {}
+        self.pools: dict[str, Pool] = {}
+        self.names: dict[str, str] = {}
+        self.fresh_until = float("inf")
+        self.apply(settings)
+
+    def apply(self, settings: CoreSettings) -> None:
+        """Take new settings; ValueError, and nothing changed, when they contradict themselves."""
+        check(settings)
+        wanted = {spec.name: spec for spec in settings.backends}
+        removed = [row for name, row in self.by_name.items() if name not in wanted]
+        added = [spec for spec in settings.backends if self._account(spec.name) is None]
+        busy = sum(1 for row in self.by_slot.values() if row.in_flight and row.name not in wanted)
+        if len(wanted) + busy > MAX_SLOTS:
+            raise ValueError(f"more than {MAX_SLOTS} backends, those still draining included")
+        self.settings = settings
+        self.trie.max_bytes = settings.index_bytes
+        for row in removed:
+            self._retire(row)
+        for spec in added:
+            self._add(spec)
+        self.by_name = {name: self._revive(spec) for name, spec in wanted.items()}
+        self._rebuild_pools(settings)
+        self.epoch += 1
+
+    def resolve(self, model: str) -> str | None:
+        """Return the configured name behind a model id or alias."""
+        return self.names.get(model)
+
+    def set_up(self, row: Account, *, up: bool) -> None:
+        """Note what the health checks say; coming back clears the breaker."""
+        if row.up != up:
+            row.up = up
+            if up:
+                row.breaker.reset()
+            self.epoch += 1
+
+    def drain(self, row: Account, *, draining: bool) -> None:
+        """Take a backend out of choice (or back), whatever its health."""
+        row.draining = draining
+        self.epoch += 1
+
+    def observe(self, row: Account, snapshot: Snapshot) -> None:
+        """Correct the books by what the engine reports: others' load, capacity, a restart."""
+        if restarted(row.snapshot, snapshot):
+            self.trie.drop(row.slot)
+            row.oldest_use = None
+            row.trust = 1.0
+        row.snapshot = snapshot
+        row.kv_utilization = snapshot.kv_utilization
+        capacity = snapshot.kv_capacity_tokens
+        if capacity and capacity != row.engine.kv_tokens:
+            row.engine.kv_tokens = capacity
+            self.fit_index(row)
+        self._add_others(row, snapshot)
+        self.fresh_until = min(self.fresh_until, snapshot.at + self.settings.stale_after_s)
+
+    def expire_snapshots(self, now: float) -> None:
+        """Fall back to our own books where the last snapshot is too old to say anything."""
+        limit = self.settings.stale_after_s
+        self.fresh_until = float("inf")
+        for row in self.by_name.values():
+            if row.snapshot is None:
+                continue
+            if now >= row.snapshot.at + limit:
+                row.kv_utilization = None
+                row.other_in_flight = row.other_context_tokens = row.reported_waiting = 0
+                row.other_owed_s = 0.0
+            else:
+                self.fresh_until = min(self.fresh_until, row.snapshot.at + limit)
+
+    def note_block_size(self, row: Account, tokens_per_block: float) -> None:
+        """Keep the index's capacity in step with how many tokens a block of it stands for."""
+        known = row.tokens_per_block
+        mean = known + _TOKENS_PER_BLOCK_WEIGHT * (tokens_per_block - known)
+        if abs(tokens_per_block - known) > 0.5 * known:  # another way of hashing, not drift
+            mean = tokens_per_block
+        row.tokens_per_block = mean
+        fitting = row.index_share * row.engine.kv_tokens / mean
+        if abs(fitting - row.index_capacity_blocks) > _RESIZE_RATIO * row.index_capacity_blocks:
+            self.fit_index(row)
+
+    def fit_index(self, row: Account) -> None:
+        """Size the backend's share of the index to its KV cache."""
+        blocks = int(row.index_share * row.engine.kv_tokens / row.tokens_per_block)
+        row.index_capacity_blocks = blocks
+        self.trie.set_capacity(row.slot, blocks)
+
+    def settle(self, row: Account) -> None:
+        """Free the slot of a removed backend whose last request just ended."""
+        if row.retired and not row.in_flight:
+            self.by_slot.pop(row.slot, None)
+
+    def _account(self, name: str) -> Account | None:
+        """Return the account of that name, retired ones included."""
+        row = self.by_name.get(name)
+        if row is None:
+            row = next((r for r in self.by_slot.values() if r.name == name), None)
+        return row
+
+    def _add(self, spec: BackendSpec) -> None:
+        slot = next(s for s in range(MAX_SLOTS) if s not in self.by_slot)
+        row = Account(BackendId(slot), spec.name, EngineModel(spec.profile), Breaker(self._rng))
+        row.load = self._rng.random() * 1e-9
+        self.by_slot[slot] = row
+        self._index(row)
+
+    def _revive(self, spec: BackendSpec) -> Account:
+        row = self._account(spec.name)
+        assert row is not None  # noqa: S101 - _add made it
+        if row.engine.profile != spec.profile:
+            row.engine = EngineModel(spec.profile)
+        if row.retired:
+            row.retired = False
+            row.up = True
+            row.draining = False
+            row.breaker.reset()
+            self._index(row)
+        return row
+
+    def _index(self, row: Account) -> None:
+        row.tokens_per_block = self.settings.block_bytes / _BYTES_PER_TOKEN
+        row.index_share = 1.0
+        self.trie.add_backend(row.slot, 0)
+        self.fit_index(row)
+
+    def _retire(self, row: Account) -> None:
+        self.trie.remove_backend(row.slot)
+        row.retired = True
+        row.snapshot = row.oldest_use = None
+        self.settle(row)
+
+    def _rebuild_pools(self, settings: CoreSettings) -> None:
+        old = self.pools
+        self.pools = {}
+        self.names = {}
+        for model in settings.models:
+            pool = Pool(model, [self.by_name[name] for name in model.backends])
+            if model.name in old:
+                pool.inherit(old[model.name])
+            self.pools[model.name] = pool
+            self.names[model.name] = model.name
+        for model in settings.models:
+            for alias in model.aliases:
+                self.names.setdefault(alias, model.name)
+
+    def _add_others(self, row: Account, snapshot: Snapshot) -> None:
+        """Others' load = what the engine has beyond the most we had there since the last scrape."""
+        others = max(0, snapshot.running + snapshot.waiting - row.peak_in_flight)
+        row.peak_in_flight = row.in_flight
+        row.other_in_flight = others
+        row.reported_waiting = snapshot.waiting
+        row.other_context_tokens = 0
+        row.other_owed_s = 0.0
+        if not others:
+            return
+        if snapshot.kv_utilization is not None:
+            used = int(snapshot.kv_utilization * row.engine.kv_tokens)
+            row.other_context_tokens = max(0, used - row.kv_tokens)
+        waiting = min(others, snapshot.waiting)
+        mean_context = row.other_context_tokens // others
+        row.other_owed_s = waiting * row.engine.prefill_s(mean_context, mean_context)
+
+
+def restarted(old: Snapshot | None, new: Snapshot) -> bool:
+    """Return whether the engine process is another one: its cache is empty."""
+    if old is None:
+        return False
+    if old.start_time is not None and new.start_time is not None:
+        return abs(new.start_time - old.start_time) > _SAME_START_S
+    pairs = ((old.prompt_tokens, new.prompt_tokens), (old.prefix_queries, new.prefix_queries))
+    return any(a is not None and b is not None and b < a for a, b in pairs)
+
+
+def check(settings: CoreSettings) -> None:
+    """Raise ValueError for settings that name what does not exist, or twice what must be once."""
+    names = [spec.name for spec in settings.backends]
+    if len(set(names)) != len(names):
+        raise ValueError("two backends have the same name")
+    if len({model.name for model in settings.models}) != len(settings.models):
+        raise ValueError("two models have the same name")
+    if len({spec.name for spec in settings.classes}) != len(settings.classes):
+        raise ValueError("two classes have the same name")
+    known = set(names)
+    for model in settings.models:
+        for name in model.backends:
+            if name not in known:
+                raise ValueError(f"model {model.name}: unknown backend {name!r}")

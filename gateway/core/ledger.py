@@ -1,0 +1,217 @@
+"""The books: what each backend has been given and has not yet finished. Exact, and ours alone.
+
+Every amount is an integer, and a ticket leaves with exactly what it brought, so an idle backend's
+books are zero, not nearly zero. An entry lives as long as its request's handler; nothing here
+expires by time. Must never read a clock, wait, or guess from metrics (snapshots only add what
+*others* put on the engine, in separate fields).
+"""
+
+from math import exp
+
+from gateway.core.breaker import Breaker
+from gateway.core.engine_model import EngineModel
+from gateway.core.types import BackendId, Chain, Snapshot, Ticket
+
+# Time constant of the congestion estimate rho (results.md).
+RATE_WINDOW_S = 8.0
+# Shared prefixes are counted once at this grain: fine beside a KV cache of 420k tokens, and a
+# 32k-token prompt costs 32 dictionary updates.
+_CHECKPOINT_TOKENS = 1024
+
+
+class LedgerError(RuntimeError):
+    """The books were asked for something impossible: a bug of the caller, never of a client."""
+
+
+class Account:
+    """One backend: its live requests, what they owe, and what a decision needs to know about it.
+
+    `depth` .. `terms` are scratch space of the decision in progress: the dispatcher fills them for
+    the candidates, a policy writes `cost` and `terms`, and the next decision overwrites them.
+    """
+
+    __slots__ = (
+        "alone",
+        "breaker",
+        "context_tokens",
+        "cost",
+        "depth",
+        "draining",
+        "engine",
+        "hit_tokens",
+        "hit_tokens_predicted",
+        "hit_tokens_reported",
+        "in_flight",
+        "index_capacity_blocks",
+        "index_share",
+        "kv_tokens",
+        "kv_utilization",
+        "live",
+        "load",
+        "name",
+        "oldest_use",
+        "other_context_tokens",
+        "other_in_flight",
+        "other_owed_s",
+        "owed_ns",
+        "owed_tokens",
+        "peak_in_flight",
+        "pinned",
+        "prefill_s",
+        "rate",
+        "rate_at",
+        "reported_waiting",
+        "retired",
+        "slot",
+        "snapshot",
+        "terms",
+        "tokens_per_block",
+        "trust",
+        "trust_at",
+        "uncached_tokens",
+        "unprefilled",
+        "up",
+    )
+
+    def __init__(self, slot: BackendId, name: str, engine: EngineModel, breaker: Breaker) -> None:
+        self.slot = slot
+        self.name = name
+        self.engine = engine
+        self.breaker = breaker
+        self.up = True
+        self.draining = False
+        self.retired = False
+        # what our own live requests hold
+        self.live: dict[int, Ticket] = {}
+        self.in_flight = 0
+        self.unprefilled = 0
+        self.owed_ns = 0
+        self.owed_tokens = 0
+        self.context_tokens = 0
+        self.kv_tokens = 0
+        self.pinned: dict[int, list[int]] = {}
+        self.rate = 0.0
+        self.rate_at = 0.0
+        self.alone = 0
+        self.load = 0.0
+        # what others put there, as far as the last fresh snapshot tells
+        self.snapshot: Snapshot | None = None
+        self.kv_utilization: float | None = None
+        self.reported_waiting = 0
+        self.peak_in_flight = 0
+        self.other_in_flight = 0
+        self.other_context_tokens = 0
+        self.other_owed_s = 0.0
+        # the prefix index's view
+        self.tokens_per_block = 0.0
+        self.index_capacity_blocks = 0
+        self.index_share = 1.0
+        self.oldest_use: float | None = None
+        self.trust = 1.0
+        self.trust_at = 0.0
+        self.hit_tokens_predicted = 0
+        self.hit_tokens_reported = 0
+        # the decision in progress
+        self.depth = 0
+        self.hit_tokens = 0
+        self.uncached_tokens = 0
+        self.prefill_s = 0.0
+        self.cost = 0.0
+        self.terms: tuple[float, ...] = ()
+
+    @property
+    def owed_s(self) -> float:
+        """Prefill seconds dispatched by us that have not shown a first token."""
+        return self.owed_ns * 1e-9
+
+    def congestion(self, now: float) -> float:
+        """Return prefill seconds dispatched per second, an average over `RATE_WINDOW_S`."""
+        return self.rate * exp((self.rate_at - now) / RATE_WINDOW_S)
+
+    def place(self, ticket: Ticket, now: float) -> None:
+        """Enter `ticket`, whose `prefill_s` and `uncached_tokens` are already set for this backend."""
+        if ticket.id in self.live:
+            raise LedgerError(f"ticket {ticket.id} is already on {self.name}")
+        self.live[ticket.id] = ticket
+        self.alone = 0 if self.unprefilled or self.other_owed_s else ticket.id
+        self.in_flight += 1
+        self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
+        self.unprefilled += 1
+        self.owed_ns += _ns(ticket.prefill_s)
+        self.owed_tokens += ticket.uncached_tokens
+        self.context_tokens += ticket.query.chain.tokens
+        self.kv_tokens += self._pin(ticket.query.chain)
+        self.rate = self.congestion(now) + ticket.prefill_s / RATE_WINDOW_S
+        self.rate_at = now
+
+    def prefilled(self, ticket: Ticket, now: float) -> bool:
+        """Note the first token of `ticket`; return whether it had the engine's prefill to itself."""
+        if ticket.id not in self.live:
+            raise LedgerError(f"ticket {ticket.id} is not on {self.name}")
+        ticket.first_token_at = now
+        self._settle_prefill(ticket)
+        return self.alone == ticket.id
+
+    def release(self, ticket: Ticket) -> bool:
+        """Take `ticket` off the books; False when it was not on them."""
+        if self.live.pop(ticket.id, None) is None:
+            return False
+        self.in_flight -= 1
+        if ticket.first_token_at is None:
+            self._settle_prefill(ticket)
+        self.context_tokens -= ticket.query.chain.tokens
+        self.kv_tokens -= self._unpin(ticket.query.chain)
+        return True
+
+    def forget_rate(self, ticket: Ticket, now: float) -> None:
+        """Take back the congestion of a prefill that never ran."""
+        share = ticket.prefill_s / RATE_WINDOW_S
+        gone = share * exp((ticket.dispatched_at - now) / RATE_WINDOW_S)
+        self.rate = max(0.0, self.congestion(now) - gone)
+        self.rate_at = now
+
+    def _settle_prefill(self, ticket: Ticket) -> None:
+        self.unprefilled -= 1
+        self.owed_ns -= _ns(ticket.prefill_s)
+        self.owed_tokens -= ticket.uncached_tokens
+
+    def _pin(self, chain: Chain) -> int:
+        """Count one more user of each checkpoint; return the tokens nobody had pinned before."""
+        stride = _stride(chain)
+        weight = int(stride * chain.tokens_per_block)
+        pinned = self.pinned
+        new = chain.tokens
+        for key in chain.hashes[stride - 1 :: stride]:
+            entry = pinned.get(key)
+            if entry is None:
+                pinned[key] = [1, weight]
+            else:
+                entry[0] += 1
+                new -= weight
+        return new
+
+    def _unpin(self, chain: Chain) -> int:
+        """Undo `_pin`; return the tokens that nobody pins any more."""
+        stride = _stride(chain)
+        weight = int(stride * chain.tokens_per_block)
+        pinned = self.pinned
+        gone = chain.tokens
+        for key in chain.hashes[stride - 1 :: stride]:
+            entry = pinned[key]
+            entry[0] -= 1
+            if entry[0]:
+                gone -= weight
+            else:
+                gone += entry[1] - weight
+                del pinned[key]
+        return gone
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * 1e9)
+
+
+def _stride(chain: Chain) -> int:
+    """Blocks between checkpoints: a power of two, so that small drifts of the ratio change nothing."""
+    blocks = int(_CHECKPOINT_TOKENS / max(1.0, chain.tokens_per_block))
+    return 1 << max(0, blocks.bit_length() - 1)

@@ -153,8 +153,10 @@ def _form_fields(body: bytes, mark: bytes) -> dict[str, Any]:
         if body.startswith(b"--", start):
             break
         end = body.find(b"\r\n" + mark, start)
-        _form_part(memoryview(body)[start : end if end >= 0 else len(body)], fields)
-        start = end + 2 if end >= 0 else -1
+        if end < 0:  # no closing mark
+            end = len(body) - 2 * body.endswith(b"\r\n")
+        _form_part(memoryview(body)[start:end], fields)
+        start = body.find(mark, end)
     return fields
 
 

@@ -23,9 +23,9 @@ DEFAULT_MAX_BYTES: Final = 512 * 1024 * 1024
 
 # CPython 3.11 sizes, checked against tracemalloc by the unit tests.
 BLOCK_BYTES: Final = 8
-NODE_BYTES: Final = 320  # node, array, kids' table or share of the parent's, first hash as key
-HOLDER_BYTES: Final = 60  # one backend's entry in a node's stamps
-VISIT_BYTES: Final = 200  # visit, its float, its entry in the table
+NODE_BYTES: Final = 500  # node, array, table of stamps, share of the parent's table
+HOLDER_BYTES: Final = 30  # one more entry in a node's stamps
+VISIT_BYTES: Final = 100  # visit, its float, its entry in the table
 
 
 class Visit:
@@ -214,7 +214,7 @@ class RadixTrie:
         share = self._shares[slot]
         node = self._end_of(slot, hashes)
         gone = 0
-        while node is not None and node.parent is not None:
+        while node.parent is not None:
             start = _depth(node.parent)
             end = start + len(node.run)
             if end <= depth or any(kid.mask >> slot & 1 for kid in node.kids.values()):
@@ -359,8 +359,8 @@ class RadixTrie:
                 keep = max(0, len(node.run) - 1 - excess // BLOCK_BYTES)
             self._cut(slot, share, node, keep)
 
-    def _end_of(self, slot: int, hashes: "array[int]") -> _Node | None:
-        """Return the last node of the chain that `slot` holds; None if the chain ends inside it."""
+    def _end_of(self, slot: int, hashes: "array[int]") -> _Node:
+        """Return the last node that `slot` holds and that lies on the chain as a whole."""
         at = 0
         end = len(hashes)
         node = self._root
@@ -369,7 +369,7 @@ class RadixTrie:
             if child is None or not child.mask >> slot & 1:
                 break
             if _common(child.run, hashes, at) < len(child.run):
-                return None
+                break
             at += len(child.run)
             node = child
         return node

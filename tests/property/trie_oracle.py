@@ -1,0 +1,121 @@
+"""The radix trie's meaning, written as naively as it can be: one stamp per backend and block."""
+
+from array import array
+
+from gateway.core.trie import RadixTrie, _Node
+
+
+class NaiveIndex:
+    """Per backend a table of block -> (visit number); `parents` gives the block before each."""
+
+    def __init__(self) -> None:
+        self.capacity: dict[int, int] = {}
+        self.held: dict[int, dict[int, int]] = {}
+        self.times: dict[int, float] = {}
+        self.parents: dict[int, int | None] = {}
+        self.depths: dict[int, int] = {}
+        self.visits = 0
+
+    def add_backend(self, slot: int, capacity: int) -> None:
+        self.capacity[slot] = capacity
+        self.held[slot] = {}
+
+    def insert(self, slot: int, chain: list[int], now: float) -> int:
+        self.visits += 1
+        self.times[self.visits] = now
+        before: int | None = None
+        for depth, block in enumerate(chain):
+            self.parents[block] = before
+            self.depths[block] = depth
+            self.held[slot][block] = self.visits
+            before = block
+        self._evict(slot)
+        return self.visits
+
+    def set_capacity(self, slot: int, capacity: int) -> None:
+        self.capacity[slot] = capacity
+        self._evict(slot)
+
+    def drop(self, slot: int) -> None:
+        self.held[slot] = {}
+
+    def _evict(self, slot: int) -> None:
+        held = self.held[slot]
+        excess = len(held) - self.capacity[slot]
+        if excess > 0:
+            order = sorted(held, key=lambda block: (held[block], -self.depths[block]))
+            for block in order[:excess]:
+                del held[block]
+
+    def trim(self, slot: int, chain: list[int], depth: int, visit: int | None) -> int:
+        held = self.held[slot]
+        gone = 0
+        for block in reversed(chain[depth:]):
+            if block not in held:
+                continue
+            if any(self.parents[other] == block for other in held):
+                break
+            if visit is not None and held[block] != visit:
+                break
+            del held[block]
+            gone += 1
+        return gone
+
+    def depth(self, slot: int, chain: list[int]) -> int:
+        count = 0
+        while count < len(chain) and chain[count] in self.held[slot]:
+            count += 1
+        return count
+
+    def oldest_use(self, slot: int) -> float | None:
+        held = self.held[slot]
+        return self.times[min(held.values())] if held else None
+
+
+def compare(trie: RadixTrie, naive: NaiveIndex, chains: list[list[int]]) -> None:
+    """Assert that both say the same about every backend and these chains."""
+    for slot, held in naive.held.items():
+        assert trie.blocks(slot) == len(held)
+        assert trie.oldest_use(slot) == naive.oldest_use(slot)
+    assert trie.total_blocks == len(set().union(*naive.held.values()))
+    for chain in chains:
+        expected = {slot: naive.depth(slot, chain) for slot in naive.held}
+        assert trie.depths(array("Q", chain)) == {s: d for s, d in expected.items() if d}
+
+
+def check_structure(trie: RadixTrie) -> None:
+    """Assert every invariant that the trie's own docstring states, and its counts."""
+    nodes = blocks = holders = 0
+    sizes: dict[int, int] = dict.fromkeys(trie._shares, 0)
+    stack: list[_Node] = [trie._root]
+    while stack:
+        node = stack.pop()
+        nodes += 1
+        for key, kid in node.kids.items():
+            assert key == kid.run[0]
+            assert kid.parent is node
+            assert kid.mask
+            assert kid.mask & ~node.mask == 0
+            assert set(kid.stamps) == {s for s in range(256) if kid.mask >> s & 1}
+            for slot, visit in kid.stamps.items():
+                sizes[slot] += len(kid.run)
+                assert visit in trie._shares[slot].visits
+                if node.parent is not None:
+                    assert node.stamps[slot].at >= visit.at
+            same = node.parent is not None and len(node.kids) == 1
+            assert not (same and kid.mask == node.mask and kid.stamps == node.stamps)
+            blocks += len(kid.run)
+            holders += len(kid.stamps)
+            stack.append(kid)
+    assert (nodes, blocks, holders) == (trie.nodes, trie.total_blocks, trie._holders)
+    visits = 0
+    for slot, share in trie._shares.items():
+        assert share.blocks == sizes[slot] <= share.capacity
+        visits += len(share.visits)
+        assert [v.at for v in share.visits] == sorted(v.at for v in share.visits)
+        for visit in share.visits:
+            assert visit.leaf.stamps[slot] is visit
+            assert all(kid.stamps.get(slot) is not visit for kid in visit.leaf.kids.values())
+    assert visits == trie._visits
+    assert len(trie._ages) <= len(trie._shares)
+    assert trie.bytes <= trie.max_bytes

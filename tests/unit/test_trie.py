@@ -1,0 +1,197 @@
+"""The radix trie by example; its equality with a naive index is in tests/property."""
+
+import gc
+import random
+import tracemalloc
+from array import array
+
+import pytest
+
+from gateway.core.trie import RadixTrie
+
+
+def chain(*blocks: int) -> "array[int]":
+    return array("Q", blocks)
+
+
+def trie_of(*slots: int, capacity: int = 1000) -> RadixTrie:
+    trie = RadixTrie()
+    for slot in slots:
+        trie.add_backend(slot, capacity)
+    return trie
+
+
+def test_empty_trie_holds_nothing() -> None:
+    trie = trie_of(0)
+    assert trie.lookup(chain(1, 2)) == []
+    assert trie.lookup(chain()) == []
+    assert trie.oldest_use(0) is None
+
+
+def test_lookup_gives_each_backend_its_own_depth() -> None:
+    trie = trie_of(0, 255)
+    trie.insert(0, chain(1, 2, 3, 4), 1.0)
+    trie.insert(255, chain(1, 2), 2.0)
+    assert trie.lookup(chain(1, 2, 3, 9)) == [(2, 1 << 255), (3, 1)]
+    assert trie.depths(chain(1, 2, 3, 4, 5)) == {255: 2, 0: 4}
+
+
+def test_growing_conversation_stays_one_node() -> None:
+    trie = trie_of(0)
+    for turn in range(1, 20):
+        trie.insert(0, chain(*range(turn * 5)), float(turn))
+    assert trie.nodes == 2
+    assert trie.blocks(0) == trie.total_blocks == 95
+
+
+def test_shared_blocks_are_stored_once() -> None:
+    trie = trie_of(0, 1)
+    trie.insert(0, chain(1, 2, 3), 1.0)
+    trie.insert(1, chain(1, 2, 3), 1.0)
+    assert (trie.blocks(0), trie.blocks(1), trie.total_blocks) == (3, 3, 3)
+
+
+def test_tail_of_the_longest_unused_prompt_goes_first() -> None:
+    trie = trie_of(0, capacity=6)
+    trie.insert(0, chain(1, 2, 3), 1.0)
+    trie.insert(0, chain(7, 8, 9), 2.0)
+    trie.insert(0, chain(4, 5), 3.0)
+    assert trie.depths(chain(1, 2, 3)) == {0: 1}
+    assert trie.depths(chain(7, 8, 9)) == {0: 3}
+
+
+def test_shared_head_outlives_its_tails() -> None:
+    trie = trie_of(0, capacity=20)
+    head = range(1, 6)
+    for user in range(50):
+        trie.insert(0, chain(*head, *range(100 * user + 100, 100 * user + 104)), float(user))
+    assert trie.depths(chain(*head)) == {0: 5}
+    assert trie.blocks(0) == 20
+
+
+def test_chain_longer_than_the_capacity_keeps_its_head() -> None:
+    trie = trie_of(0, capacity=4)
+    trie.insert(0, chain(9), 1.0)
+    trie.insert(0, chain(*range(10)), 2.0)
+    assert trie.depths(chain(*range(10))) == {0: 4}
+
+
+def test_zero_capacity_holds_nothing() -> None:
+    trie = trie_of(0, capacity=0)
+    trie.insert(0, chain(1, 2), 1.0)
+    assert (trie.blocks(0), trie.nodes) == (0, 1)
+
+
+def test_oldest_use_is_that_of_the_next_victim() -> None:
+    trie = trie_of(0)
+    trie.insert(0, chain(1, 2, 3), 1.0)
+    trie.insert(0, chain(1, 5), 4.0)
+    assert trie.oldest_use(0) == 1.0
+    trie.insert(0, chain(1, 2, 3), 6.0)
+    assert trie.oldest_use(0) == 4.0
+
+
+def test_time_running_backwards_keeps_the_order_of_calls() -> None:
+    trie = trie_of(0, capacity=2)
+    trie.insert(0, chain(1), 5.0)
+    trie.insert(0, chain(2), 3.0)
+    trie.insert(0, chain(3), 4.0)
+    assert trie.depths(chain(1)) == {}
+    assert trie.oldest_use(0) == 5.0
+
+
+def test_undone_insert_leaves_what_was_known_before() -> None:
+    trie = trie_of(0)
+    trie.insert(0, chain(1, 2), 1.0)
+    visit = trie.insert(0, chain(1, 2, 3, 4), 2.0)
+    assert trie.trim(0, chain(1, 2, 3, 4), 2, visit) == 2
+    assert trie.depths(chain(1, 2, 3, 4)) == {0: 2}
+
+
+def test_undo_spares_blocks_used_by_a_later_request() -> None:
+    trie = trie_of(0)
+    failed = trie.insert(0, chain(1, 2, 3), 1.0)
+    trie.insert(0, chain(1, 2, 3), 2.0)
+    assert trie.trim(0, chain(1, 2, 3), 0, failed) == 0
+    assert trie.depths(chain(1, 2, 3)) == {0: 3}
+
+
+def test_undo_spares_the_head_of_another_prompt() -> None:
+    trie = trie_of(0)
+    failed = trie.insert(0, chain(1, 2, 3, 4), 1.0)
+    trie.insert(0, chain(1, 2, 8), 2.0)
+    assert trie.trim(0, chain(1, 2, 3, 4), 0, failed) == 2
+    assert trie.depths(chain(1, 2, 8)) == {0: 3}
+
+
+def test_undo_on_one_backend_leaves_the_others() -> None:
+    trie = trie_of(0, 1)
+    trie.insert(1, chain(1, 2, 3), 1.0)
+    visit = trie.insert(0, chain(1, 2, 3), 2.0)
+    trie.trim(0, chain(1, 2, 3), 0, visit)
+    assert trie.depths(chain(1, 2, 3)) == {1: 3}
+
+
+def test_dropping_every_backend_leaves_only_the_root() -> None:
+    rng = random.Random(1)
+    trie = trie_of(0, 1, 2)
+    for step in range(500):
+        blocks = [*range(rng.randrange(8)), *(rng.getrandbits(60) for _ in range(5))]
+        trie.insert(rng.randrange(3), chain(*blocks), float(step))
+    for slot in range(3):
+        trie.drop(slot)
+    assert (trie.nodes, trie.total_blocks) == (1, 0)
+    assert trie.bytes == RadixTrie().bytes
+
+
+def test_removed_slot_starts_empty_when_reused() -> None:
+    trie = trie_of(0, 1)
+    for step in range(100):
+        trie.insert(0, chain(1, 2, 3), float(step))
+        trie.remove_backend(0)
+        trie.add_backend(0, 10)
+    assert trie.depths(chain(1, 2, 3)) == {}
+    assert len(trie._ages) <= 2
+
+
+def test_slot_outside_the_mask_is_refused() -> None:
+    with pytest.raises(ValueError, match="slot 256"):
+        RadixTrie().add_backend(256, 10)
+
+
+def test_shrinking_capacity_evicts_at_once() -> None:
+    trie = trie_of(0)
+    trie.insert(0, chain(*range(50)), 1.0)
+    trie.add_backend(0, 7)
+    assert (trie.blocks(0), trie.capacity(0)) == (7, 7)
+
+
+def test_broken_chains_never_break_the_trie() -> None:
+    rng = random.Random(2)
+    trie = trie_of(0, 1, capacity=30)
+    for step in range(3000):
+        blocks = [rng.randrange(4) for _ in range(rng.randrange(1, 12))]
+        trie.insert(step % 2, chain(*blocks), float(step))
+        trie.lookup(chain(*reversed(blocks)))
+        trie.trim(step % 2, chain(*blocks[::-1]), rng.randrange(4))
+    for slot in (0, 1):
+        trie.drop(slot)
+    assert (trie.nodes, trie.total_blocks) == (1, 0)
+
+
+@pytest.mark.parametrize(("new_blocks", "holders"), [(4, 1), (40, 1), (200, 1), (40, 8)])
+def test_estimated_bytes_follow_real_memory(new_blocks: int, holders: int) -> None:
+    rng = random.Random(7)
+    trie = trie_of(*range(holders), capacity=10**9)
+    count = 4000 // new_blocks + 300
+    shared = [[rng.getrandbits(63) for _ in range(30)] for _ in range(5)]
+    gc.collect()
+    tracemalloc.start()
+    for step in range(count):
+        fresh = [rng.getrandbits(63) for _ in range(new_blocks)]
+        for slot in range(holders):
+            trie.insert(slot, chain(*shared[step % 5], *fresh), float(step))
+    gc.collect()
+    real, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 0.8 < trie.bytes / real < 1.4

@@ -24,6 +24,8 @@ from tests.e2e.fleet import (
 )
 
 VLLM_START_S = 900
+LLAMACPP = pytest.param("llamacpp", marks=[pytest.mark.e2e])
+VLLM = pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(VLLM_START_S)])
 
 
 @dataclass(frozen=True)
@@ -46,13 +48,7 @@ def _vllm_python() -> str:
     return python
 
 
-@pytest.fixture(
-    scope="session",
-    params=[
-        pytest.param("llamacpp", marks=[pytest.mark.e2e]),
-        pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(VLLM_START_S)]),
-    ],
-)
+@pytest.fixture(scope="session", params=[LLAMACPP, VLLM])
 def engine(request: pytest.FixtureRequest) -> Engine:
     """Return the engine this run of the tests is about."""
     name: str = request.param

@@ -1,0 +1,71 @@
+"""`radixgate replica`: one simulated vLLM server over HTTP. Needs no GPU, model or file."""
+
+import argparse
+import asyncio
+import signal
+import time
+
+import uvloop
+
+from gateway.sim.http import listen
+from gateway.sim.profiles import PROFILES
+from gateway.sim.replica import Replica
+
+HELP = "run one simulated vLLM server (wire format, metrics and prefix cache of vLLM 0.32)"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("--port", type=int, required=True, help="port to listen on; 0 = any free")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--profile", choices=sorted(PROFILES), default="h100_8b")
+    parser.add_argument("--model", default="sim", help="the model id it serves")
+    parser.add_argument("--seed", type=int, default=0, help="of its words, answer lengths and ids")
+    parser.add_argument(
+        "--time-scale",
+        type=positive,
+        default=1.0,
+        help="wall seconds an engine second lasts: 0.1 is ten times faster than the profile",
+    )
+    parser.add_argument(
+        "--stream-interval",
+        type=int,
+        default=1,
+        help="tokens per streamed chunk after the first, as vLLM's option of this name",
+    )
+
+
+def positive(text: str) -> float:
+    """Return a number above zero, for argparse."""
+    value = float(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError("must be above 0")
+    return value
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGINT or SIGTERM."""
+    uvloop.run(_serve(args))
+    return 0
+
+
+async def _serve(args: argparse.Namespace) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    replica = Replica(
+        PROFILES[args.profile],
+        model=args.model,
+        started_at=time.time(),  # noqa: TID251 - `process_start_time_seconds` is a date
+        time_scale=args.time_scale,
+        seed=args.seed,
+        stream_interval=args.stream_interval,
+    )
+    runner, port = await listen(replica, host=args.host, port=args.port, seed=args.seed)
+    print(f"replica {args.model} ({args.profile}) on http://{args.host}:{port}", flush=True)
+    try:
+        await stop.wait()
+    finally:
+        replica.close()
+        await runner.cleanup()

@@ -73,30 +73,27 @@ def score(rows: Sequence[Account], demand: Demand, _rng: Random) -> None:
     for row in rows:
         engine = row.engine
         prefill = row.prefill_s
-        rho = row.rate * exp((row.rate_at - now) / RATE_WINDOW_S)
-        rho = MAX_CONGESTION if rho > MAX_CONGESTION else rho  # noqa: FURB136 - twice as fast
+        sequences = row.sequences
+        step = row.step_s
+        rho = row.rate
+        if rho:
+            rho *= exp((row.rate_at - now) / RATE_WINDOW_S)
+            rho = MAX_CONGESTION if rho > MAX_CONGESTION else rho  # noqa: FURB136 - twice as fast
         stretch = 1.0 / (1.0 - rho)
-        sequences = row.in_flight + row.other_in_flight
-        step = (
-            engine.step_s
-            + engine.sequence_s * sequences
-            + engine.context_token_s * (row.context_tokens + row.other_context_tokens)
-        )
         add = engine.sequence_s + engine.context_token_s * prompt
         loaded = (step + add) * stretch
         phi = loaded / limit if loaded < limit else 1.0
 
-        queue = row.owed_ns * 1e-9 + row.other_owed_s
+        queue = row.queue_s
         congestion = prefill * rho * stretch
-        eviction = 0.0
+        eviction = tpot = kv = slots = 0.0
         if row.oldest_use is not None:
             eviction = prefill * displaced * exp((row.oldest_use - now) / EVICTION_AGE_S)
         stall = prefill * STALL_WEIGHT * phi * sequences
         decode = decode_weight * phi * stretch * (step + sequences * add)
-        tpot = TPOT_WEIGHT * output * (loaded - limit) if loaded > limit else 0.0
-        kv = slots = 0.0
-        held = row.kv_tokens + row.other_context_tokens + row.uncached_tokens + output
-        excess = held - KV_FULL * engine.kv_tokens
+        if loaded > limit:
+            tpot = TPOT_WEIGHT * output * (loaded - limit)
+        excess = row.held_tokens + row.uncached_tokens + output - KV_FULL * engine.kv_tokens
         if excess > 0.0:
             kv = output * step * stretch * excess / engine.kv_tokens
         over = sequences + 1 - SLOTS_FULL * engine.max_sequences
@@ -106,12 +103,17 @@ def score(rows: Sequence[Account], demand: Demand, _rng: Random) -> None:
         row.terms = (queue, prefill, congestion, eviction, stall, decode, tpot, kv, slots)
 
 
-def load(row: Account) -> float:
-    """Return roughly what a small prefix-less request would pay beyond its own prefill.
+def refresh(row: Account) -> None:
+    """Recompute what prices read, after anything in the row's books or engine model changed.
 
-    Orders the backends of a big pool so that only the best of it need a full price.
+    `load` is roughly what a small prefix-less request pays beyond its own prefill: it orders the
+    backends of a big pool, so that only the best of it need a full price.
     """
+    engine = row.engine
     sequences = row.in_flight + row.other_in_flight
-    return (
-        row.owed_ns * 1e-9 + row.other_owed_s + 0.05 * row.rate + 1e-3 * row.engine.slow * sequences
-    )
+    context = row.context_tokens + row.other_context_tokens
+    row.sequences = sequences
+    row.queue_s = row.owed_ns * 1e-9 + row.other_owed_s
+    row.held_tokens = row.kv_tokens + row.other_context_tokens
+    row.step_s = engine.step_s + engine.sequence_s * sequences + engine.context_token_s * context
+    row.load = row.queue_s + 0.05 * row.rate + 1e-3 * engine.slow * sequences

@@ -16,10 +16,10 @@ from gateway.core.classify import Features
 from gateway.core.cost import MAX_CONGESTION, Demand
 from gateway.core.engine_model import calibrate
 from gateway.core.fleet import Fleet
-from gateway.core.learn import OutputLengths, learn_cache, learn_tpot, trust
+from gateway.core.learn import OutputLengths, learn_cache, learn_tpot
 from gateway.core.ledger import Account, LedgerError
 from gateway.core.policies import pick, policy_named
-from gateway.core.pool import SHORTLIST_ABOVE, Pool, fill_depths
+from gateway.core.pool import SHORTLIST_ABOVE, Pool, fill
 from gateway.core.settings import CoreSettings, ModelSpec
 from gateway.core.types import (
     BackendId,
@@ -57,6 +57,7 @@ class Dispatcher:
         self._policy = policy_named(settings.routing.policy)
         self._rng = rng
         self._fleet = Fleet(settings, rng)
+        self._refresh_all()
         self._classes = Classes(settings.classes, now)
         self._outputs = OutputLengths()
         self._memory = explain.Memory()
@@ -71,6 +72,7 @@ class Dispatcher:
         if not settings.classes:
             raise ValueError("at least one class is needed")
         self._fleet.apply(settings)
+        self._refresh_all()
         self._policy = policy
         self._classes.apply(settings.classes, now)
         self._outputs.keep(set(self._fleet.pools), {spec.name for spec in settings.classes})
@@ -185,7 +187,7 @@ class Dispatcher:
             row.engine.saw_prefill(
                 now - ticket.dispatched_at, ticket.uncached_tokens, ticket.query.chain.tokens
             )
-        self._reload(row)
+        self._refresh(row)
         self._bump(row.breaker.succeeded(ticket.dispatched_at))
 
     def finish(self, ticket: Ticket, finish: Finish, now: float) -> None:
@@ -203,7 +205,7 @@ class Dispatcher:
             self._judge(row, ticket, finish, now)
             if ran:
                 self._learn(row, ticket, finish, now)
-                self._reload(row)
+                self._refresh(row)
                 self._fleet.settle(row)
             else:
                 self._undo(row, ticket, now)
@@ -220,7 +222,7 @@ class Dispatcher:
             return
         if row.snapshot is None or snapshot.at >= row.snapshot.at:
             self._fleet.observe(row, snapshot)
-            self._reload(row)
+            self._refresh(row)
 
     def set_up(self, backend: str, up: bool, now: float) -> None:  # noqa: ARG002 - every call takes now
         """Note whether the backend answers its health checks. Unknown names are ignored."""
@@ -290,33 +292,15 @@ class Dispatcher:
         fleet = self._fleet
         if now >= fleet.fresh_until:
             fleet.expire_snapshots(now)
+            self._refresh_all()
         rows = pool.eligible(now, fleet.epoch)
         if tried:
             rows = [row for row in rows if row.slot not in tried]
-        chain = query.chain
-        held = fleet.trie.lookup(chain.hashes)
+        held = fleet.trie.lookup(query.chain.hashes)
         if len(rows) > SHORTLIST_ABOVE and self._policy.shortlist and not tried:
             rows = pool.shortlist(held, fleet.by_slot)
-        fill_depths(rows, held, fleet.by_slot)
-        self._fill(rows, query, now)
+        fill(rows, held, query.chain, now)
         return rows
-
-    def _fill(self, rows: Sequence[Account], query: Query, now: float) -> None:
-        chain = query.chain
-        prompt = max(1, chain.tokens)
-        for row in rows:
-            hit = 0
-            if row.depth:
-                hit = chain.hit_tokens(row.depth)
-                if row.trust != 1.0:
-                    hit = int(hit * trust(row, now))
-            uncached = prompt - hit if hit < prompt else 1
-            engine = row.engine
-            row.hit_tokens = hit
-            row.uncached_tokens = uncached
-            row.prefill_s = uncached * (
-                engine.prefill_token_s + engine.attention_s * (prompt - 0.5 * uncached)
-            )
 
     def _choose(
         self, rows: Sequence[Account], pool: Pool, query: Query, books: ClassBooks, now: float
@@ -357,7 +341,7 @@ class Dispatcher:
             fleet.note_block_size(row, chain.tokens_per_block)
             ticket.visit = fleet.trie.insert(row.slot, chain.hashes, now)
             self._note_room(row)
-        self._reload(row)
+        self._refresh(row)
 
     def _explain(self, query: Query, now: float) -> Explanation:
         pool = self._fleet.pools.get(query.model)
@@ -371,8 +355,7 @@ class Dispatcher:
             reason = explain.reason_for(rows, winner)
         known = {s.name: s for s in explain.scores(explain.trail_of(rows), self._policy)}
         others = [row for row in pool.rows if row.name not in known]
-        fill_depths(others, self._fleet.trie.lookup(query.chain.hashes), self._fleet.by_slot)
-        self._fill(others, query, now)
+        fill(others, self._fleet.trie.lookup(query.chain.hashes), query.chain, now)
         known |= {row.name: explain.left_out(row, now) for row in others}
         table = [known[row.name] for row in pool.rows]
         name = None if winner is None else winner.name
@@ -398,7 +381,7 @@ class Dispatcher:
             self._note_room(row)
         ticket.visit = None
         self._bump(row.breaker.withdrawn(ticket.id, now))
-        self._reload(row)
+        self._refresh(row)
         self._fleet.settle(row)
 
     def _judge(self, row: Account, ticket: Ticket, finish: Finish, now: float) -> None:
@@ -429,6 +412,8 @@ class Dispatcher:
         if pool.since_calibration >= _CALIBRATE_EVERY:
             pool.since_calibration = 0
             calibrate([member.engine for member in pool.rows])
+            for member in pool.rows:
+                self._refresh(member)
 
     def _note_room(self, row: Account) -> None:
         """Note when what the full index share would evict next was last used; None = it has room."""
@@ -436,9 +421,14 @@ class Dispatcher:
         full = trie.blocks(row.slot) >= 0.98 * row.index_capacity_blocks
         row.oldest_use = trie.oldest_use(row.slot) if full else None
 
-    def _reload(self, row: Account) -> None:
+    def _refresh(self, row: Account) -> None:
         # the random part spreads equals: an idle backend that was just used comes back anywhere
-        row.load = cost.load(row) + self._rng.random() * 1e-9
+        cost.refresh(row)
+        row.load += self._rng.random() * 1e-9
+
+    def _refresh_all(self) -> None:
+        for row in self._fleet.by_name.values():
+            self._refresh(row)
 
     def _bump(self, changed: bool) -> None:
         if changed:

@@ -136,13 +136,12 @@ class Fleet:
     def _add(self, spec: BackendSpec) -> None:
         slot = next(s for s in range(MAX_SLOTS) if s not in self.by_slot)
         row = Account(BackendId(slot), spec.name, EngineModel(spec.profile), Breaker(self._rng))
-        row.load = self._rng.random() * 1e-9
         self.by_slot[slot] = row
         self._index(row)
 
     def _revive(self, spec: BackendSpec) -> Account:
         row = self._account(spec.name)
-        assert row is not None  # noqa: S101 - _add made it
+        assert row is not None
         if row.engine.profile != spec.profile:
             row.engine = EngineModel(spec.profile)
         if row.retired:

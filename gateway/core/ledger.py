@@ -32,12 +32,14 @@ class Account:
 
     __slots__ = (
         "alone",
+        "bit",
         "breaker",
         "context_tokens",
         "cost",
         "depth",
         "draining",
         "engine",
+        "held_tokens",
         "hit_tokens",
         "hit_tokens_predicted",
         "hit_tokens_reported",
@@ -58,12 +60,15 @@ class Account:
         "peak_in_flight",
         "pinned",
         "prefill_s",
+        "queue_s",
         "rate",
         "rate_at",
         "reported_waiting",
         "retired",
+        "sequences",
         "slot",
         "snapshot",
+        "step_s",
         "terms",
         "tokens_per_block",
         "trust",
@@ -75,6 +80,7 @@ class Account:
 
     def __init__(self, slot: BackendId, name: str, engine: EngineModel, breaker: Breaker) -> None:
         self.slot = slot
+        self.bit = 1 << slot  # this backend in the prefix index's masks
         self.name = name
         self.engine = engine
         self.breaker = breaker
@@ -93,7 +99,6 @@ class Account:
         self.rate = 0.0
         self.rate_at = 0.0
         self.alone = 0
-        self.load = 0.0
         # what others put there, as far as the last fresh snapshot tells
         self.snapshot: Snapshot | None = None
         self.kv_utilization: float | None = None
@@ -102,6 +107,12 @@ class Account:
         self.other_in_flight = 0
         self.other_context_tokens = 0
         self.other_owed_s = 0.0
+        # sums of the above that prices read (`cost.refresh`)
+        self.sequences = 0
+        self.queue_s = 0.0
+        self.step_s = 0.0
+        self.held_tokens = 0
+        self.load = 0.0
         # the prefix index's view
         self.tokens_per_block = 0.0
         self.index_capacity_blocks = 0

@@ -84,11 +84,11 @@ def utilization(row: Account) -> float:
 def _affinity(rows: Sequence[Account], demand: Demand, _rng: Random) -> None:
     """llm-d's baseline: among the prefix's homes, fewest uncached tokens in flight."""
     home = _HOME_HIT * demand.prompt_tokens
-    others = min((r.owed_s + r.prefill_s for r in rows if r.hit_tokens < home), default=inf)
+    others = min((r.queue_s + r.prefill_s for r in rows if r.hit_tokens < home), default=inf)
     homes = [
         row
         for row in rows
-        if row.hit_tokens >= home and row.owed_s + row.prefill_s <= others + _HOME_PENALTY_S
+        if row.hit_tokens >= home and row.queue_s + row.prefill_s <= others + _HOME_PENALTY_S
     ]
     for row in rows:
         row.cost = float(row.owed_tokens) if not homes or row in homes else inf
@@ -99,7 +99,7 @@ def _lmetric(rows: Sequence[Account], _demand: Demand, _rng: Random) -> None:
     """(owed prefill + uncached tokens) x (in-flight + 1)."""
     for row in rows:
         tokens = float(row.owed_tokens + row.uncached_tokens)
-        in_flight = row.in_flight + row.other_in_flight + 1
+        in_flight = row.sequences + 1
         row.cost = tokens * in_flight
         row.terms = (tokens, float(in_flight))
 
@@ -115,7 +115,7 @@ def _dynamo(rows: Sequence[Account], _demand: Demand, _rng: Random) -> None:
 
 def _cache_aware(rows: Sequence[Account], demand: Demand, _rng: Random) -> None:
     """SGLang router: best match, unless loads differ too much; then the least loaded."""
-    loads = [row.in_flight + row.other_in_flight for row in rows]
+    loads = [row.sequences for row in rows]
     least, most = min(loads), max(loads)
     mean = sum(loads) / len(loads)
     imbalanced = most - least > min(_SMG_ABSOLUTE, 2 + mean) and most > _SMG_RELATIVE * least
@@ -128,7 +128,7 @@ def _cache_aware(rows: Sequence[Account], demand: Demand, _rng: Random) -> None:
 
 def _least_requests(rows: Sequence[Account], _demand: Demand, _rng: Random) -> None:
     for row in rows:
-        row.cost = float(row.in_flight + row.other_in_flight)
+        row.cost = float(row.sequences)
         row.terms = (row.cost,)
 
 
@@ -138,7 +138,7 @@ def _power_of_two(rows: Sequence[Account], _demand: Demand, rng: Random) -> None
     first = int(rng.random() * count)
     second = (first + 1 + int(rng.random() * (count - 1))) % count if count > 1 else first
     for index, row in enumerate(rows):
-        in_flight = float(row.in_flight + row.other_in_flight)
+        in_flight = float(row.sequences)
         row.cost = in_flight if index in (first, second) else inf
         row.terms = (in_flight,)
 

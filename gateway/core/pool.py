@@ -7,9 +7,10 @@ have changed, so that a decision over hundreds of backends stays cheap. Must nev
 from collections.abc import Sequence
 from operator import attrgetter
 
+from gateway.core.learn import trust
 from gateway.core.ledger import Account
 from gateway.core.settings import ModelSpec
-from gateway.core.types import BackendId
+from gateway.core.types import Chain
 
 # Up to here every backend gets a full price; above, the longest hits and the least loaded do.
 SHORTLIST_ABOVE = 24
@@ -92,38 +93,58 @@ class Pool:
         ordered = self._ordered
         ordered.sort(key=_by_load)
         chosen = ordered[:_LEAST_LOADED]
-        taken = {row.slot for row in chosen}
+        taken = 0
+        for row in chosen:
+            taken |= row.bit
         left = _MOST_HITS
         for _, mask in reversed(held):
-            homes = [by_slot[slot] for slot in _slots(mask) if slot in by_slot]
-            if len(homes) > left:
-                homes.sort(key=_by_load)
+            if mask.bit_count() > _MOST_HITS:  # many homes: the least loaded of them
+                homes: Sequence[Account] = ordered
+            else:
+                homes = [by_slot[slot] for slot in _slots(mask)]
             for row in homes:
-                if row.slot not in taken and row in self._allowed and left:
-                    taken.add(row.slot)
+                if mask & row.bit and not taken & row.bit and row in self._allowed:
+                    taken |= row.bit
                     chosen.append(row)
                     left -= 1
-            if not left:
-                break
+                    if not left:
+                        return chosen
         return chosen
 
 
-def fill_depths(
-    rows: Sequence[Account], held: list[tuple[int, int]], by_slot: dict[int, Account]
+def fill(
+    rows: Sequence[Account], held: Sequence[tuple[int, int]], chain: Chain, now: float
 ) -> None:
-    """Write to each candidate's `depth` how many leading blocks it is believed to hold."""
+    """Write each candidate's prefix figures: depth, hit, uncached tokens, seconds of prefill.
+
+    `held` is the prefix index's answer: no backend is in two of its masks.
+    """
+    prompt = chain.tokens or 1
+    hits = [(mask, blocks, chain.hit_tokens(blocks)) for blocks, mask in held]
     for row in rows:
-        row.depth = 0
-    for depth, mask in held:
-        for slot in _slots(mask):
-            if slot in by_slot:
-                by_slot[slot].depth = depth
+        hit = depth = 0
+        bit = row.bit
+        for mask, blocks, tokens in hits:
+            if mask & bit:
+                depth = blocks
+                hit = tokens
+                if row.trust != 1.0:
+                    hit = int(hit * trust(row, now))
+                break
+        uncached = prompt - hit if hit < prompt else 1
+        engine = row.engine
+        row.depth = depth
+        row.hit_tokens = hit
+        row.uncached_tokens = uncached
+        row.prefill_s = uncached * (
+            engine.prefill_token_s + engine.attention_s * (prompt - 0.5 * uncached)
+        )
 
 
-def _slots(mask: int) -> list[BackendId]:
+def _slots(mask: int) -> list[int]:
     slots = []
     while mask:
         low = mask & -mask
-        slots.append(BackendId(low.bit_length() - 1))
+        slots.append(low.bit_length() - 1)
         mask ^= low
     return slots

@@ -50,6 +50,10 @@ class Books(Protocol):
     def index_bytes(self) -> int:
         """Return the estimated memory of the prefix index."""
 
+    @property
+    def index_nodes(self) -> int:
+        """Return the nodes of the prefix index."""
+
     def backends(self, now: float) -> Iterable[BackendStatus]:
         """Return every configured backend's figures."""
 
@@ -59,11 +63,11 @@ class Books(Protocol):
     def decisions(self, request_id: str) -> Explanation | None:
         """Return a remembered decision."""
 
-    def drain(self, backend: str) -> None:
-        """Send nothing new to a backend."""
+    def drain(self, backend: str) -> bool:
+        """Send nothing new to a backend; False = no such backend."""
 
-    def undrain(self, backend: str) -> None:
-        """End that."""
+    def undrain(self, backend: str) -> bool:
+        """End that; False = no such backend."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -160,7 +164,8 @@ class _Routes:
         ]
         if wanted is not None and not rows:
             raise NotFound("no such backend", param="backend")
-        return _json({"index_bytes": dispatcher.index_bytes, "backends": rows})
+        size = {"index_bytes": dispatcher.index_bytes, "index_nodes": dispatcher.index_nodes}
+        return _json({**size, "backends": rows})
 
     async def explain(self, request: web.Request) -> web.Response:
         body = await request.read()
@@ -176,19 +181,18 @@ class _Routes:
         return _json(answer, status=error.status)
 
     async def drain(self, request: web.Request) -> web.Response:
-        self._context.dispatcher.drain(self._backend(request).name)
-        return _json(_drained(self._backend(request)))
+        return self._drained(request, self._context.dispatcher.drain)
 
     async def undrain(self, request: web.Request) -> web.Response:
-        self._context.dispatcher.undrain(self._backend(request).name)
-        return _json(_drained(self._backend(request)))
+        return self._drained(request, self._context.dispatcher.undrain)
 
-    def _backend(self, request: web.Request) -> BackendStatus:
+    def _drained(self, request: web.Request, act: Callable[[str], bool]) -> web.Response:
         name = request.match_info["name"]
-        for backend in self._context.dispatcher.backends(self._context.clock()):
-            if backend.name == name:
-                return backend
-        raise NotFound("no such backend", param="name")
+        if not act(name):
+            raise NotFound("no such backend", param="name")
+        backends = self._context.dispatcher.backends(self._context.clock())
+        backend = next(backend for backend in backends if backend.name == name)
+        return _json({"name": name, "draining": backend.draining, "in_flight": backend.in_flight})
 
 
 def status(context: AdminContext) -> dict[str, Any]:
@@ -266,14 +270,6 @@ async def _refuse_other_sites(
     if request.method == "POST" and origin is not None and urlsplit(origin).netloc != request.host:
         raise PermissionDenied("this request comes from another site's page")
     return await handler(request)
-
-
-def _drained(backend: BackendStatus) -> dict[str, Any]:
-    return {
-        "name": backend.name,
-        "draining": backend.draining,
-        "in_flight": backend.in_flight,
-    }
 
 
 def _json(value: object, *, status: int = 200) -> web.Response:

@@ -73,8 +73,8 @@ def describe(kind: Any, key: Key) -> str:
         return "a list" if is_section(item_of(kind)) else "a list of texts"
     if kind in {int, float}:
         return f"a {_SCALARS[kind]}{_range(key)}"
-    if kind is str and key.form is not None:
-        return FORMS[key.form].allowed
+    if kind is str and key.form not in {None, "text"}:
+        return FORMS[key.form or "text"].allowed
     return _SCALARS.get(kind, "a mapping")
 
 

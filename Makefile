@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lock e2e-vllm clean
+.PHONY: help demo test check format lock reference e2e-vllm clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -42,7 +42,12 @@ lock: $(TOOLS)/bin/uv ## resolve pyproject.toml again into the hashed lock files
 	$(TOOLS)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 		--custom-compile-command 'make lock' pyproject.toml -o requirements/core.lock
 	$(TOOLS)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
-		--custom-compile-command 'make lock' pyproject.toml --group dev --extra tokens -o requirements/dev.lock
+		--custom-compile-command 'make lock' pyproject.toml --group dev --extra tokens --extra zstd -o requirements/dev.lock
+	$(TOOLS)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+		--custom-compile-command 'make lock' --allow-unsafe requirements/build.in -o requirements/build.lock
+
+reference: $(STAMP) ## write config/reference.yaml again from the schema
+	$(BIN)/python -m gateway.config.reference --write
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info

@@ -1,0 +1,328 @@
+"""The composition root: builds the parts, starts them, reloads and stops them.
+
+The only module that knows every part. It decides nothing about a request.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import time  # noqa: TID251 - dates in /v1/models, no interval
+from typing import Self
+
+from aiohttp import web
+
+import gateway
+from gateway import tasks
+from gateway.config.backends import backends_of, expand_dns
+from gateway.config.build import core_settings
+from gateway.config.load import Loaded, load
+from gateway.config.problems import ConfigErrors
+from gateway.config.schema import Config
+from gateway.config.secrets import backend_key
+from gateway.core.dispatcher import Dispatcher
+from gateway.core.prompter import BytePrompter, Prompter
+from gateway.core.settings import CoreSettings
+from gateway.edge.admin import AdminContext, ReloadResult, build_admin
+from gateway.edge.handler import Handler, Parts
+from gateway.edge.server import Listener
+from gateway.edge.upstreams import Upstreams, UpstreamSpec
+from gateway.telemetry.lag import watch_lag
+from gateway.telemetry.logs import Logs
+from gateway.telemetry.metrics import Telemetry
+from gateway.watch.catalog import Catalog
+from gateway.watch.member import Pace
+from gateway.watch.poller import Target, Watch
+
+_log = logging.getLogger("radixgate.app")
+_BACKLOG = 4096
+_FIRST_ROUND_S = 2.0
+_HOUSEKEEPING_S = 1.0
+_RESOLVE_S = 10.0
+
+Reload = Callable[[], Loaded]
+
+
+@dataclass(slots=True, frozen=True)
+class Source:
+    """Where the configuration came from, so that a reload reads the same places again."""
+
+    path: str | None = None
+    backends: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+
+    def load(self) -> Loaded:
+        """Read and check it.
+
+        Raises:
+            ConfigErrors: it has mistakes.
+        """
+        return load(
+            self.path, backends=self.backends, overrides=self.overrides, env=dict(os.environ)
+        )
+
+
+class App:
+    """One gateway process. `start`, then `stop`; `reload` in between."""
+
+    def __init__(self, source: Source, loaded: Loaded, logs: Logs | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        self._source = source
+        self._logs = logs
+        self._loop = loop
+        self._clock = loop.time
+        self._rng = random.Random(os.urandom(16))  # noqa: S311 - spreads ties, guards nothing
+        self._salt = int.from_bytes(os.urandom(8), "little")
+        self._tasks: list[asyncio.Task[None]] = []
+        self._reloading = asyncio.Lock()
+        self._addresses: dict[str, tuple[str, ...]] = {}
+        self.config = loaded.config
+        self.started_at = self._clock()
+
+    async def start(self) -> Self:
+        """Build everything, listen, and wait for the first word of the backends (at most 2 s)."""
+        await self._resolve_names(self.config)
+        config = self._expanded(self.config)
+        settings = core_settings(config, {})
+        now = self._clock()
+        self.dispatcher = Dispatcher(settings, self._rng, now)
+        self.telemetry = Telemetry(self.dispatcher, clock=self._clock, version=gateway.__version__)
+        self._catalog = Catalog(time)
+        self._upstreams = Upstreams()
+        self._upstreams.replace(_upstream_specs(config))
+        self._byte_prompter = BytePrompter(self._salt, config.index.block_bytes)
+        self.handler = Handler(
+            Parts(
+                config=config,
+                dispatcher=self.dispatcher,
+                telemetry=self.telemetry,
+                upstreams=self._upstreams,
+                catalog=self._catalog,
+                prompters=self._prompters(config),
+                default_prompter=self._byte_prompter,
+                clock=self._clock,
+                rng=self._rng,
+            )
+        )
+        self._listener = Listener(self.handler, config.limits, config.timeouts, self._clock)
+        self._watch = Watch(
+            _targets(config),
+            self.dispatcher,
+            self._catalog,
+            pace=_pace(config),
+            on_models=self._on_models,
+            rng=self._rng,
+            clock=self._clock,
+        )
+        self._publish(config, settings)
+        await self._watch.start()
+        await self._watch.first_round(_FIRST_ROUND_S)
+        await self._listen(config)
+        self._tasks = [
+            tasks.spawn(watch_lag(self.telemetry.loop_lag, self._clock), name="loop-lag"),
+            tasks.spawn(self._housekeep(), name="housekeeping"),
+            tasks.spawn(self._follow_dns(), name="dns"),
+        ]
+        return self
+
+    async def stop(self) -> None:
+        """Drain for `timeouts.drain_s`, end the rest honestly, give everything back."""
+        self.handler.drain()
+        self._server.close()
+        self._listener.close_idle()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.config.timeouts.drain_s):
+                await self.handler.quiet.wait()
+        for exchange in list(self.handler.live):
+            exchange.shut_down()
+        await asyncio.sleep(0)  # let what was written reach the sockets
+        await self._close()
+
+    def hurry(self) -> None:
+        """End every open request now (a second signal)."""
+        for exchange in list(self.handler.live):
+            exchange.shut_down()
+
+    async def reload(self) -> ReloadResult:
+        """Read the configuration again and take it whole, or keep the old one and say why."""
+        async with self._reloading:
+            try:
+                loaded = self._source.load()
+                await self._resolve_names(loaded.config)
+                self._apply(loaded.config)
+            except ConfigErrors as errors:
+                return self._not_reloaded([str(problem) for problem in errors.problems])
+            except ValueError as error:
+                return self._not_reloaded([str(error)])
+        self.telemetry.reload("ok")
+        _log.info("configuration reloaded")
+        return ReloadResult(ok=True)
+
+    @property
+    def url(self) -> str:
+        """Return the data listener's URL."""
+        return _url(self._server.sockets[0])
+
+    @property
+    def admin_url(self) -> str:
+        """Return the admin listener's URL."""
+        return _url(self._admin_socket)
+
+    # --- building
+
+    def _prompters(self, config: Config) -> dict[str, Prompter]:
+        """Return the token-mode prompters; other models use byte mode."""
+        prompters: dict[str, Prompter] = {}
+        for model in config.models:
+            if model.tokenizer is not None:
+                from gateway.prompt.load import load_prompter  # noqa: PLC0415 - optional extra
+
+                prompters[model.name] = load_prompter(
+                    model.tokenizer, self._salt, self._byte_prompter
+                )
+        return prompters
+
+    async def _listen(self, config: Config) -> None:
+        sock = _bind(config.listen.host, config.listen.port)
+        self._server = await self._loop.create_server(
+            self._listener.protocol, sock=sock, backlog=_BACKLOG
+        )
+        self._listener.start_ticking()
+        context = AdminContext(
+            dispatcher=self.dispatcher,
+            telemetry=self.telemetry,
+            version=gateway.__version__,
+            ready=self.handler.ready,
+            reload=self.reload,
+            explain=self.handler.explain,
+            clock=self._clock,
+            started_at=self.started_at,
+            body_bytes=config.limits.body_mib * 1024 * 1024,
+        )
+        self._runner = web.AppRunner(build_admin(context), access_log=None)
+        await self._runner.setup()
+        self._admin_socket = _bind(config.admin.host, config.admin.port)
+        await web.SockSite(self._runner, self._admin_socket).start()
+
+    async def _close(self) -> None:
+        self._listener.stop_ticking()
+        for task in self._tasks:
+            await tasks.stop(task)
+        await self._watch.stop()
+        self._listener.abort_all()
+        self._upstreams.abort()
+        await self._runner.cleanup()
+
+    # --- changing
+
+    def _apply(self, config: Config) -> None:
+        """Take a configuration. Everything that can fail comes before the first change."""
+        expanded = self._expanded(config)
+        settings = core_settings(expanded, self._catalog.served())
+        specs = _upstream_specs(expanded)
+        prompters = self._prompters(expanded)
+        self.dispatcher.apply(settings, self._clock())
+        self.config = config
+        self._upstreams.replace(specs)
+        self.handler.configure(expanded, prompters)
+        self._listener.configure(expanded.limits, expanded.timeouts)
+        self._watch.set_targets(_targets(expanded), _pace(expanded))
+        self._publish(expanded, settings)
+
+    def _on_models(self, served: Mapping[str, tuple[str, ...]]) -> None:
+        config = self._expanded(self.config)
+        settings = core_settings(config, served)
+        self.dispatcher.apply(settings, self._clock())
+        self._publish(config, settings)
+
+    def _publish(self, config: Config, settings: CoreSettings) -> None:
+        """Tell everything that shows names which there are."""
+        self._catalog.configure(settings.models, [model.name for model in config.models])
+        self.telemetry.set_labels(
+            [cls.name for cls in settings.classes],
+            [model.name for model in settings.models],
+            [backend.name for backend in settings.backends],
+        )
+        if self._logs is not None:
+            self._logs.apply(config.log)
+            self.telemetry.log = self._logs.access
+
+    def _expanded(self, config: Config) -> Config:
+        return expand_dns(config, self._addresses)
+
+    def _not_reloaded(self, problems: Sequence[str]) -> ReloadResult:
+        self.telemetry.reload("failed")
+        _log.error("configuration not reloaded: %s", "; ".join(problems))
+        return ReloadResult(ok=False, problems=tuple(problems))
+
+    # --- background
+
+    async def _housekeep(self) -> None:
+        while True:
+            await asyncio.sleep(_HOUSEKEEPING_S)
+            self._upstreams.expire(self._clock())
+
+    async def _follow_dns(self) -> None:
+        """Re-resolve `dns` backends; a changed set is applied like a reload."""
+        while True:
+            await asyncio.sleep(_RESOLVE_S)
+            before = dict(self._addresses)
+            await self._resolve_names(self.config)
+            if self._addresses != before:
+                self._apply(self.config)
+
+    async def _resolve_names(self, config: Config) -> None:
+        found: dict[str, tuple[str, ...]] = {}
+        for backend in backends_of(config):
+            if backend.dns is not None:
+                addresses = await self._addresses_of(backend.dns)
+                found[backend.dns] = addresses or self._addresses.get(backend.dns, ())
+        self._addresses = found
+
+    async def _addresses_of(self, name: str) -> tuple[str, ...]:
+        try:
+            infos = await self._loop.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        except OSError as error:
+            _log.warning("cannot resolve %s: %s", name, error)
+            return ()
+        return tuple(sorted({str(info[4][0]) for info in infos}))
+
+
+def _upstream_specs(config: Config) -> list[UpstreamSpec]:
+    return [
+        UpstreamSpec(backend.name or "", backend.url or "", backend_key(backend, os.environ))
+        for backend in backends_of(config)
+    ]
+
+
+def _targets(config: Config) -> list[Target]:
+    return [
+        Target(spec.name, spec.url, spec.api_key, backend.engine)
+        for spec, backend in zip(_upstream_specs(config), backends_of(config), strict=True)
+    ]
+
+
+def _pace(config: Config) -> Pace:
+    return Pace(interval_s=config.poll.interval_s, timeout_s=config.poll.timeout_s)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host, port))
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from None
+    return sock
+
+
+def _url(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,121 @@
+"""`radixgate serve`: run the gateway until a signal ends it."""
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+
+import uvloop
+
+from gateway import tasks
+from gateway.app import App, Source
+from gateway.config.load import Loaded
+from gateway.telemetry import logs
+
+HELP = "run the gateway"
+EPILOG = """\
+signals: SIGTERM, SIGINT drain (a second one ends at once); SIGHUP reloads the configuration
+exit codes: 0 ok, 1 failed, 2 bad usage or configuration
+
+examples:
+  radixgate serve --backend http://gpu-1:8000 --backend http://gpu-2:8000
+  radixgate serve config/gateway.yaml --port 8080
+"""
+_log = logging.getLogger("radixgate.serve")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("config", nargs="?", metavar="CONFIG", help="the YAML file")
+    parser.add_argument(
+        "--backend",
+        dest="backends",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="a backend whose models are read from it; may be repeated",
+    )
+    parser.add_argument("--host", help="address of the data listener (listen.host)")
+    parser.add_argument("--port", type=int, help="port of the data listener (listen.port)")
+    parser.add_argument("--admin-port", type=int, help="port of the admin listener (admin.port)")
+    parser.add_argument("--policy", metavar="NAME", help="routing policy (routing.policy)")
+    parser.add_argument(
+        "--workers", type=int, default=1, metavar="N", help="processes; only 1 so far"
+    )
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="A.B=VALUE",
+        help="override one configuration key; may be repeated",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve; return when a signal ended it."""
+    if args.workers != 1:
+        print("--workers: only 1 is supported; run one gateway per host", file=sys.stderr)
+        return 2
+    source = Source(args.config, tuple(args.backends), tuple(_overrides(args)))
+    loaded = source.load()
+    config = loaded.config
+    if not (config.backends or config.models):
+        print("no backends: give a CONFIG or --backend URL", file=sys.stderr)
+        return 2
+    for warning in loaded.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    return uvloop.run(_serve(source, loaded))
+
+
+def _overrides(args: argparse.Namespace) -> list[str]:
+    """Return `--set` and the short options as overrides, the short ones last: they win."""
+    short = {
+        "listen.host": args.host,
+        "listen.port": args.port,
+        "admin.port": args.admin_port,
+        "routing.policy": args.policy,
+    }
+    given = [f"{key}={value}" for key, value in short.items() if value is not None]
+    return [*args.overrides, *given]
+
+
+async def _serve(source: Source, loaded: Loaded) -> int:
+    installed = logs.setup(loaded.config.log)
+    app = App(source, loaded, installed)
+    try:
+        await app.start()
+    except OSError as error:
+        print(f"radixgate: {error}", file=sys.stderr)
+        installed.close()
+        return 1
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    signals = _Signals(app, ended)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signals.end)
+    loop.add_signal_handler(signal.SIGHUP, signals.reload)
+    print(f"radixgate ready: {app.url}/v1 admin {app.admin_url}", flush=True)
+    await ended.wait()
+    await app.stop()
+    installed.close()
+    return 0
+
+
+class _Signals:
+    """What signals do: the first ends gently, the second at once."""
+
+    def __init__(self, app: App, ended: asyncio.Event) -> None:
+        self._app = app
+        self._ended = ended
+
+    def end(self) -> None:
+        """Drain; when already draining, end what is open."""
+        if self._ended.is_set():
+            self._app.hurry()
+        self._ended.set()
+
+    def reload(self) -> None:
+        """Reload in a task: it resolves names."""
+        self._reloads = tasks.spawn(self._app.reload(), name="reload")

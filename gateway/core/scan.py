@@ -1,0 +1,155 @@
+"""What an answer's bytes say on the side: first content, last usage, terminal event.
+
+The scanner sees payload bytes (framing removed) in any split and must never delay, change or
+iterate lines of them. Its state is bounded: `TAIL_CHUNKS` pieces of the newest payload.
+"""
+
+import re
+from collections import deque
+from typing import Any
+
+import orjson
+
+from gateway.core.types import Api, Usage
+
+TAIL_CHUNKS = 16
+_MERGE_BELOW = 128  # smaller pieces are joined, so that 16 of them still span the last event
+_MERGE_UP_TO = 4096
+OPENING_MAX = 1024
+_CARRY = 64
+_FIRST_LIMIT = 8  # events without recognisable content before the next one counts as first
+
+# A non-empty text, reasoning or argument fragment in any of the four stream dialects.
+_CONTENT = re.compile(
+    rb'"(?:content|text|reasoning|reasoning_content|thinking|arguments|partial_json|delta|refusal)"'
+    rb':\s*"(?!")|"tool_calls":\s*\[\s*\{'
+)
+_USAGE = re.compile(rb'"usage"\s*:\s*\{')
+_USAGE_MAX = 8192
+_STREAM_ERROR = re.compile(rb'(?:^|\n)(?:event: ?error|data: ?\{\s*"error"\s*:)')
+_TERMINAL: dict[Api, re.Pattern[bytes]] = {
+    Api.CHAT: re.compile(rb"(?:^|\n)data: ?\[DONE\]"),
+    Api.COMPLETIONS: re.compile(rb"(?:^|\n)data: ?\[DONE\]"),
+    Api.MESSAGES: re.compile(rb'(?:^|\n)event: ?message_stop|"type":\s*"message_stop"'),
+    Api.RESPONSES: re.compile(
+        rb'(?:^|\n)event: ?response\.(?:completed|incomplete|failed)|"type":\s*"response\.'
+        rb'(?:completed|incomplete|failed)"'
+    ),
+}
+
+
+class Scanner:
+    """One answer's side notes. `feed` per payload until content was seen, then `keep`."""
+
+    __slots__ = ("_carry", "_events", "opening", "tail")
+
+    def __init__(self) -> None:
+        self.tail: deque[bytes] = deque(maxlen=TAIL_CHUNKS)
+        self._events = 0
+        self._carry = b""  # end of the last payload: a split may fall into what is looked for
+        self.opening = b""
+
+    def is_first_content(self, payload: bytes) -> bool:
+        """Return whether `payload` carries the answer's first content (asked until it does)."""
+        if len(self.opening) < OPENING_MAX:  # Messages report the prompt's tokens up here
+            self.opening += payload[:OPENING_MAX]
+        window = self._carry + payload
+        if _CONTENT.search(window) is not None:
+            return True
+        self._carry = window[-_CARRY:]
+        self._events += payload.endswith(b"\n\n")
+        return self._events > _FIRST_LIMIT
+
+    def keep(self, payload: bytes) -> None:
+        """Remember `payload` as the newest part of the answer."""
+        tail = self.tail
+        if len(payload) < _MERGE_BELOW and tail and len(tail[-1]) < _MERGE_UP_TO:
+            tail[-1] += payload
+        else:
+            tail.append(payload)
+
+    def ends_between_events(self) -> bool:
+        """Return whether the stream stands at an event boundary (or has not begun)."""
+        if not self.tail:
+            return True
+        end = self.tail[-1][-4:]
+        return end.endswith((b"\n\n", b"\r\n\r\n"))
+
+    def usage(self) -> Usage:
+        """Return the last usage object of the answer; fields are None where it has none."""
+        last = find_usage(b"".join(self.tail))
+        if last.prompt_tokens is not None:
+            return last
+        first = find_usage(self.opening)
+        return Usage(first.prompt_tokens, last.completion_tokens, first.cached_tokens)
+
+    def terminated(self, api: Api) -> bool:
+        """Return whether the API's own terminal event came (True for APIs without one)."""
+        pattern = _TERMINAL.get(api)
+        return pattern is None or pattern.search(b"".join(self.tail)) is not None
+
+    def reported_error(self) -> bool:
+        """Return whether the engine reported an error inside the stream."""
+        return _STREAM_ERROR.search(b"".join(self.tail)) is not None
+
+
+def find_usage(data: bytes) -> Usage:
+    """Return the last parseable `"usage": {...}` of `data`, in any dialect."""
+    starts = [match.end() - 1 for match in _USAGE.finditer(data)]
+    for start in reversed(starts):
+        usage = _parse_usage(data[start : start + _USAGE_MAX])
+        if usage is not None:
+            return usage
+    return Usage()
+
+
+def _parse_usage(data: bytes) -> Usage | None:
+    end = _object_end(data)
+    if end is None:
+        return None
+    try:
+        fields = orjson.loads(data[:end])
+    except orjson.JSONDecodeError:
+        return None
+    if "prompt_tokens" in fields:
+        return _openai_usage(fields)
+    if "input_tokens" in fields or "output_tokens" in fields:
+        return _input_usage(fields)
+    return None
+
+
+def _openai_usage(fields: dict[str, Any]) -> Usage:
+    details = fields.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    return Usage(
+        prompt_tokens=_count(fields.get("prompt_tokens")),
+        completion_tokens=_count(fields.get("completion_tokens")),
+        cached_tokens=_count(cached),
+    )
+
+
+def _input_usage(fields: dict[str, Any]) -> Usage:
+    prompt = _count(fields.get("input_tokens"))
+    details = fields.get("input_tokens_details")
+    if isinstance(details, dict):  # Responses: input_tokens is the whole prompt
+        cached = _count(details.get("cached_tokens"))
+    else:  # Messages: the cached part is counted beside input_tokens
+        cached = _count(fields.get("cache_read_input_tokens"))
+        created = _count(fields.get("cache_creation_input_tokens"))
+        if prompt is not None:
+            prompt += (cached or 0) + (created or 0)
+    return Usage(prompt, _count(fields.get("output_tokens")), cached)
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _object_end(data: bytes) -> int | None:
+    """Return the index after the `}` that closes the object `data` starts with."""
+    depth = 0
+    for match in re.finditer(rb"[{}]", data):
+        depth += 1 if match.group() == b"{" else -1
+        if depth == 0:
+            return match.end()
+    return None

@@ -1,0 +1,82 @@
+"""Header lines and bodies of the answers the gateway makes itself (contract, sections 3 and 4)."""
+
+import math
+import os
+import random
+from collections.abc import Iterable
+from itertools import count
+
+from gateway.edge.http import HttpRequest
+from gateway.errors import GatewayError
+
+JSON = b"content-type: application/json\r\n"
+_RETRY_MAX_S = 60.0
+_RETRY_DEFAULT_S = 1.0
+_RETRY_JITTER = (
+    0.5  # refused in the same millisecond, clients return spread over half the wait more
+)
+_PREFLIGHT = (
+    b"access-control-allow-methods: GET, HEAD, POST, OPTIONS\r\n"
+    b"access-control-allow-headers: authorization, content-type, x-api-key, x-request-id, "
+    b"anthropic-version, anthropic-beta, x-gateway-class, x-gateway-session\r\n"
+    b"access-control-max-age: 600\r\n"
+)
+
+
+class RequestIds:
+    """Ids for requests that brought none: unique to this process, cheap, unguessable enough."""
+
+    def __init__(self) -> None:
+        self._prefix = b"rg-" + os.urandom(8).hex().encode() + b"-"
+        self._next = count(1)
+
+    def new(self) -> bytes:
+        """Return a fresh id."""
+        return self._prefix + b"%x" % next(self._next)
+
+
+class Cors:
+    """Cross-origin header lines for the configured origins; none by default."""
+
+    def __init__(self, origins: Iterable[str]) -> None:
+        self._origins = frozenset(origin.encode("latin-1", "replace") for origin in origins)
+        self.any = b"*" in self._origins
+
+    @property
+    def on(self) -> bool:
+        """Return whether any origin is allowed."""
+        return bool(self._origins)
+
+    def lines(self, request: HttpRequest | None) -> bytes:
+        """Return the header lines an answer to `request` carries."""
+        if not self._origins or request is None:
+            return b""
+        origin = request.picked.get(b"origin")
+        if origin is None or not (self.any or origin in self._origins):
+            return b"vary: origin\r\n"
+        return b"access-control-allow-origin: %b\r\nvary: origin\r\n" % origin
+
+    def preflight(self, request: HttpRequest) -> bytes:
+        """Return the header lines of an OPTIONS answer."""
+        return self.lines(request) + _PREFLIGHT
+
+
+def error_lines(error: GatewayError, request_id: bytes, rng: random.Random) -> bytes:
+    """Return an error's header lines; every 429 and 503 says when to come back."""
+    lines = [b"x-request-id: %b\r\n" % request_id, JSON]
+    lines += [f"{name}: {value}\r\n".encode("latin-1") for name, value in error.headers]
+    if error.status in (429, 503):
+        lines.append(_retry_lines(error.retry_after_s, rng))
+    if error.should_retry is not None:
+        lines.append(b"x-should-retry: %b\r\n" % (b"true" if error.should_retry else b"false"))
+    return b"".join(lines)
+
+
+def _retry_lines(after_s: float | None, rng: random.Random) -> bytes:
+    base = after_s if after_s is not None else _RETRY_DEFAULT_S
+    jittered = max(base, 0.05) * (1 + _RETRY_JITTER * rng.random())
+    # At the ceiling the spread must lie below it, or every long wait would end in one instant.
+    ceiling = _RETRY_MAX_S * (1 - 0.1 * rng.random())
+    seconds = min(jittered, ceiling)
+    ms = max(1, math.ceil(seconds * 1000))
+    return b"retry-after: %d\r\nretry-after-ms: %d\r\n" % (max(1, math.ceil(seconds)), ms)

@@ -1,0 +1,301 @@
+"""What the data listener serves: routes, keys, local answers, and the parts an exchange needs.
+
+The handler holds references and small tables with caps; a request's own state is its `Exchange`.
+"""
+
+import asyncio
+import ipaddress
+import logging
+import random
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+from urllib.parse import unquote
+
+from gateway.config.schema import Config, KeyConfig
+from gateway.core.dispatcher import Dispatcher
+from gateway.core.prompter import Prompter
+from gateway.core.types import Explanation
+from gateway.edge import routes
+from gateway.edge.answers import JSON, Cors, RequestIds, error_lines
+from gateway.edge.exchange import Exchange
+from gateway.edge.http import HttpRequest, client_request_id
+from gateway.edge.keys import KeyRing
+from gateway.edge.query import build_query, model_not_found, parse_body, resolve_model
+from gateway.edge.routes import Local
+from gateway.edge.server import ClientConnection
+from gateway.edge.upstreams import Upstreams
+from gateway.errors import (
+    Draining,
+    GatewayError,
+    InternalError,
+    MethodNotAllowed,
+    NotFound,
+    Overloaded,
+)
+from gateway.telemetry.metrics import Telemetry
+from gateway.telemetry.record import RequestRecord
+
+_log = logging.getLogger("radixgate.edge")
+_RESPONSE_ID = re.compile(rb'"id":\s*"(resp_[A-Za-z0-9_-]{1,120})"')
+_RESPONSES_MAX = 10_000
+
+
+class ModelList(Protocol):
+    """What `GET /v1/models` is answered from."""
+
+    def body(self, allowed: tuple[str, ...] | None = None) -> bytes:
+        """Return the JSON list of what the globs allow."""
+
+    def one(self, name: str, allowed: tuple[str, ...] | None = None) -> bytes | None:
+        """Return one model's JSON."""
+
+
+@dataclass(slots=True)
+class Parts:
+    """What the handler is wired to; `app` builds it."""
+
+    config: Config
+    dispatcher: Dispatcher
+    telemetry: Telemetry
+    upstreams: Upstreams
+    catalog: ModelList
+    prompters: Mapping[str, Prompter]
+    default_prompter: Prompter
+    clock: Callable[[], float]
+    rng: random.Random
+
+
+class ResponseHomes:
+    """Which backend made which `/v1/responses` id; the newest `_RESPONSES_MAX`."""
+
+    def __init__(self) -> None:
+        self._homes: OrderedDict[str, str] = OrderedDict()
+
+    def learn(self, opening: bytes, backend: str) -> None:
+        """Note the response id an answer began with."""
+        match = _RESPONSE_ID.search(opening)
+        if match is None:
+            return
+        self._homes[match[1].decode()] = backend
+        if len(self._homes) > _RESPONSES_MAX:
+            self._homes.popitem(last=False)
+
+    def get(self, response_id: str) -> str | None:
+        """Return the backend's name, None if unknown."""
+        return self._homes.get(response_id)
+
+
+class Handler:
+    """The listener's handler (`server.Handler`)."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.dispatcher = parts.dispatcher
+        self.telemetry = parts.telemetry
+        self.upstreams = parts.upstreams
+        self.clock = parts.clock
+        self.responses = ResponseHomes()
+        self.live: set[Exchange] = set()
+        self.draining = False
+        self.quiet = asyncio.Event()
+        self._catalog = parts.catalog
+        self._rng = parts.rng
+        self._ids = RequestIds()
+        self._default_prompter = parts.default_prompter
+        self.configure(parts.config, parts.prompters)
+
+    def configure(self, config: Config, prompters: Mapping[str, Prompter]) -> None:
+        """Take a new configuration; requests in progress keep what they have."""
+        self._prompters = prompters
+        self.keys = KeyRing(config.keys)
+        self.cors = Cors(config.cors.origins)
+        self.timeouts = config.timeouts
+        self.keepalive_s = config.streams.keepalive_s
+        self.inject_usage = config.streams.inject_usage
+        self.max_attempts = config.retries.attempts
+        self.body_limit = config.limits.body_mib * 1024 * 1024
+        self._max_streams = config.limits.streams
+        self._debug = config.debug_headers
+        self._proxies = [ipaddress.ip_network(net, strict=False) for net in config.trusted_proxies]
+
+    # --- server.Handler
+
+    def precheck(self, request: HttpRequest) -> None:
+        """Route, name and authenticate a request by its head."""
+        request.request_id = client_request_id(request.picked) or self._ids.new()
+        route = request.route = routes.find(request.method, request.path)
+        if request.method == "OPTIONS":
+            if not self.cors.on:
+                allowed = ", ".join(route.methods)
+                raise MethodNotAllowed(f"Use {allowed}.", headers=(("allow", allowed),))
+        elif not route.open:
+            picked = request.picked
+            request.key = self.keys.check(picked.get(b"authorization"), picked.get(b"x-api-key"))
+
+    def start(self, connection: ClientConnection, request: HttpRequest) -> Exchange | None:
+        """Answer a local route, or begin an exchange."""
+        route = request.route
+        assert route is not None
+        if request.method == "OPTIONS":
+            connection.respond(request, 204, self.cors.preflight(request), b"")
+            return None
+        if route.local is not None:
+            self._answer_locally(connection, request, route.local)
+            return None
+        exchange = Exchange(self, connection, request)
+        self.live.add(exchange)
+        exchange.begin()
+        return None if exchange.ended else exchange
+
+    def error_answer(self, request: HttpRequest | None, error: GatewayError) -> tuple[bytes, bytes]:
+        """Count and render the answer to a request that did not become an exchange."""
+        lines, body = self.render_error(request, error)
+        route = request.route if request is not None else None
+        self.telemetry.finished(
+            RequestRecord(
+                request_id=request.request_id.decode() if request is not None else "",
+                api=route.path if route is not None else "other",
+                received_at=request.received_at if request is not None else self.clock(),
+                status=error.status,
+                outcome=error.outcome,
+            )
+        )
+        return lines, body
+
+    def render_error(self, request: HttpRequest | None, error: GatewayError) -> tuple[bytes, bytes]:
+        """Return (header lines, body) of an error answer."""
+        if request is not None and not request.request_id:
+            request.request_id = self._ids.new()
+        request_id = request.request_id if request is not None else self._ids.new()
+        anthropic = request is not None and routes.canonical_path(request.path).startswith(
+            "/v1/messages"
+        )
+        lines = error_lines(error, request_id, self._rng) + self.cors.lines(request)
+        return lines, error.body(anthropic=anthropic)
+
+    # --- what exchanges use
+
+    def check_capacity(self) -> None:
+        """Raise when no further request may begin."""
+        if self.draining:
+            raise Draining("The gateway is shutting down.")
+        if len(self.live) > self._max_streams:
+            raise Overloaded(
+                f"The gateway serves {self._max_streams} requests at once (limits.streams)."
+            )
+
+    def prompter(self, model: str) -> Prompter:
+        """Return how this model's prompts are counted and hashed."""
+        return self._prompters.get(model, self._default_prompter)
+
+    def ended(self, exchange: Exchange) -> None:
+        """Forget an exchange; `quiet` is set when the last one ends while draining."""
+        self.live.discard(exchange)
+        if self.draining and not self.live:
+            self.quiet.set()
+
+    def drain(self) -> None:
+        """Begin nothing new."""
+        self.draining = True
+        if not self.live:
+            self.quiet.set()
+
+    def forwarding_lines(self, request: HttpRequest, peer: str) -> bytes:
+        """Return the header lines of ours that a backend gets."""
+        chain = peer
+        claimed = request.text(b"x-forwarded-for")
+        if claimed is not None and self._trusted(peer):
+            chain = f"{claimed}, {peer}"
+        lines = b"x-request-id: %b\r\n" % request.request_id
+        return lines + (f"x-forwarded-for: {chain}\r\n".encode("latin-1") if chain else b"")
+
+    def answer_lines(self, exchange: Exchange) -> bytes:
+        """Return the header lines of ours that a relayed answer gets."""
+        request = exchange.request
+        lines = b"x-request-id: %b\r\n" % request.request_id
+        if self.cors.on:
+            lines += self.cors.lines(request)
+        return lines + self.debug_lines(exchange)
+
+    def debug_lines(self, exchange: Exchange) -> bytes:
+        """Return the `x-gateway-*` lines (contract, section 3)."""
+        if not self._debug:
+            return b""
+        record = exchange.record
+        if record.predicted_tokens is None:
+            lines = f"x-gateway-class: {record.cls}\r\n" if record.cls is not None else ""
+            return lines.encode("latin-1", "replace")
+        return (
+            f"x-gateway-backend: {record.backend}\r\nx-gateway-class: {record.cls}\r\n"
+            f"x-gateway-policy: {exchange.policy}\r\n"
+            f"x-gateway-prefix: {record.predicted_tokens}/{exchange.query_tokens}\r\n"
+            f"x-gateway-queue-ms: {round((record.queue_s or 0.0) * 1000)}\r\n"
+            f"x-gateway-attempts: {record.attempts}\r\n"
+        ).encode("latin-1", "replace")
+
+    def explain(self, body: bytes, path: str) -> Explanation:
+        """Return what would happen to this body on this path now; nothing is sent or counted.
+
+        Raises:
+            GatewayError: the request would be refused for its shape or its model.
+        """
+        route = routes.find("POST", path)
+        if route.api is None:
+            raise NotFound("Only API routes can be explained.")
+        parsed = parse_body(route, body, "application/json")
+        model = resolve_model(self.dispatcher, parsed.model)
+        query = build_query(self.dispatcher, self.prompter(model), parsed, model, path=route.path)
+        return self.dispatcher.explain(query, self.clock())
+
+    def ready(self) -> bool:
+        """Return whether requests can be served: not draining, and a backend is up."""
+        return not self.draining and any(b.up for b in self.dispatcher.backends(self.clock()))
+
+    # --- local answers
+
+    def _answer_locally(
+        self, connection: ClientConnection, request: HttpRequest, local: Local
+    ) -> None:
+        try:
+            status, body = self._local(request, local)
+        except GatewayError as error:
+            connection.respond_error(request, error)
+            return
+        except Exception:  # noqa: BLE001 - a fault of ours costs one request, never the process
+            _log.exception("local route %s failed", local.value)
+            connection.respond_error(request, InternalError("Internal error of the gateway."))
+            return
+        lines = b"x-request-id: %b\r\n" % request.request_id + JSON + self.cors.lines(request)
+        connection.respond(request, status, lines, body)
+
+    def _local(self, request: HttpRequest, local: Local) -> tuple[int, bytes]:
+        if local is Local.HEALTHZ:
+            return 200, b'{"status":"ok"}'
+        if local is Local.READYZ:
+            return (
+                (200, b'{"status":"ready"}') if self.ready() else (503, b'{"status":"not ready"}')
+            )
+        allowed = _patterns(request.key)
+        if local is Local.MODELS:
+            return 200, self._catalog.body(allowed)
+        assert request.route is not None
+        wanted = unquote(request.route.id or "")
+        entry = self._catalog.one(wanted, allowed)
+        if entry is None:
+            raise model_not_found(wanted)
+        return 200, entry
+
+    def _trusted(self, peer: str) -> bool:
+        if not self._proxies:
+            return False
+        try:
+            address = ipaddress.ip_address(peer)
+        except ValueError:
+            return False
+        return any(address in network for network in self._proxies)
+
+
+def _patterns(key: KeyConfig | None) -> tuple[str, ...] | None:
+    return None if key is None else tuple(key.models)

@@ -1,0 +1,163 @@
+"""HTTP/1.1 messages as the data listener sees them: a request's head, sorted, and answer heads.
+
+A head is walked once: each header is forwarded, picked for our own use, or dropped. Dropped are
+hop-by-hop fields (RFC 9110 7.6.1), credentials, and everything that steers an engine or this
+gateway; they never reach a backend.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+from gateway.config.schema import KeyConfig
+from gateway.edge.routes import Route
+from gateway.errors import GatewayError
+from gateway.relay.relay import HOP_BY_HOP
+
+Header = tuple[bytes, bytes]
+
+_PICKED = frozenset(  # read by us and not forwarded
+    {
+        b"authorization",
+        b"x-api-key",
+        b"x-request-id",
+        b"x-forwarded-for",
+        b"content-encoding",
+        b"content-length",
+        b"transfer-encoding",
+        b"expect",
+        b"host",
+    }
+)
+_NOTED = frozenset(  # read by us and forwarded
+    {
+        b"user-agent",
+        b"content-type",
+        b"origin",
+        b"x-session-id",
+        b"session_id",
+        b"session-id",
+        b"x-claude-code-session-id",
+        b"x-session-affinity",
+    }
+)
+_STEERING = frozenset(  # forwarded headers that vLLM obeys, or that would lie about the client
+    {
+        b"x-vllm-priority",
+        b"x-data-parallel-rank",
+        b"endpoint-load-metrics-format",
+        b"forwarded",
+        b"x-real-ip",
+    }
+)
+_DROPPED = HOP_BY_HOP | _STEERING
+_GATEWAY_PREFIX = b"x-gateway-"
+_SESSION_HEADERS = (
+    b"x-gateway-session",
+    b"x-session-id",
+    b"session_id",
+    b"session-id",
+    b"x-claude-code-session-id",
+    b"x-session-affinity",
+)
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+STATUS_LINES = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
+}
+
+
+@dataclass(slots=True)
+class HttpRequest:
+    """One request. `body` is complete when the request reaches the handler."""
+
+    method: str
+    path: str
+    query: bytes  # with its "?", byte for byte; b"" without one
+    version_11: bool
+    keep_alive: bool
+    received_at: float
+    picked: dict[bytes, bytes]
+    forward: bytes  # header lines for the backend, each ending in CRLF
+    body: bytes = b""
+    route: Route | None = None
+    key: KeyConfig | None = None
+    error: GatewayError | None = None
+    request_id: bytes = b""
+    close_reason: str = field(default="")
+
+    @property
+    def session(self) -> str | None:
+        """Return the conversation id the client's headers name, if any."""
+        for name in _SESSION_HEADERS:
+            value = self.picked.get(name)
+            if value:
+                return value[:256].decode("latin-1")
+        return None
+
+    def text(self, name: bytes) -> str | None:
+        """Return a picked header as text."""
+        value = self.picked.get(name)
+        return None if value is None else value.decode("latin-1")
+
+
+def sort_headers(headers: Iterable[Header]) -> tuple[dict[bytes, bytes], bytes]:
+    """Return (picked headers by lower-case name, header lines to forward).
+
+    A header picked twice keeps its first value, except `x-request-id`, where two are none, and
+    `x-forwarded-for`, where the list continues.
+    """
+    picked: dict[bytes, bytes] = {}
+    forward: list[bytes] = []
+    nominated: list[bytes] = []
+    for name, value in headers:
+        low = name.lower()
+        if low in _PICKED:
+            _pick(picked, low, value)
+        elif low in _DROPPED:
+            if low == b"connection":
+                nominated += [token.strip().lower() for token in value.split(b",")]
+        elif low.startswith(_GATEWAY_PREFIX):
+            picked.setdefault(low, value)
+        else:
+            if low in _NOTED:
+                picked.setdefault(low, value)
+            forward.append(b"%b: %b\r\n" % (name, value))
+    if nominated:
+        forward = _without(forward, nominated)
+    return picked, b"".join(forward)
+
+
+def client_request_id(picked: dict[bytes, bytes]) -> bytes | None:
+    """Return the client's request id when it is one we accept (contract, section 3)."""
+    value = picked.get(b"x-request-id")
+    return value if value is not None and _REQUEST_ID.fullmatch(value) else None
+
+
+def answer_head(status: int, headers: bytes, length: int, request: HttpRequest | None) -> bytes:
+    """Return the head of an answer of ours; `headers` are CRLF-terminated lines."""
+    keep = request is not None and request.keep_alive
+    old = request is not None and not request.version_11
+    connection = b"connection: keep-alive\r\n" if old else b""
+    if not keep:
+        connection = b"connection: close\r\n"
+    return b"%b%bcontent-length: %d\r\n%b\r\n" % (
+        STATUS_LINES[status],
+        headers,
+        length,
+        connection,
+    )
+
+
+def _pick(picked: dict[bytes, bytes], low: bytes, value: bytes) -> None:
+    if low not in picked:
+        picked[low] = value
+    elif low == b"x-request-id":
+        picked[low] = b""
+    elif low == b"x-forwarded-for":
+        picked[low] += b", " + value
+
+
+def _without(lines: list[bytes], nominated: list[bytes]) -> list[bytes]:
+    drop = frozenset(nominated)
+    return [line for line in lines if line.partition(b":")[0].lower() not in drop]

@@ -1,0 +1,54 @@
+"""API keys: known only by their SHA-256, compared by digest look-up, never kept or logged."""
+
+import hashlib
+from fnmatch import fnmatchcase
+
+from gateway.config.schema import KeyConfig
+from gateway.errors import InvalidApiKey, PermissionDenied
+
+
+class KeyRing:
+    """The configured keys. An empty ring leaves the listener open."""
+
+    def __init__(self, keys: list[KeyConfig]) -> None:
+        self._by_digest = {key.sha256.lower(): key for key in keys}
+
+    @property
+    def open(self) -> bool:
+        """Return whether no key is asked for."""
+        return not self._by_digest
+
+    def check(self, authorization: bytes | None, x_api_key: bytes | None) -> KeyConfig | None:
+        """Return the caller's key, None when the ring is open.
+
+        Raises:
+            InvalidApiKey: none given, or none we know.
+        """
+        if not self._by_digest:
+            return None
+        secret = _bearer(authorization) or x_api_key
+        if secret:
+            # The digest is what is looked up, so timing tells nothing about any key's text.
+            key = self._by_digest.get(hashlib.sha256(secret).hexdigest())
+            if key is not None:
+                return key
+        message = "Missing or unknown API key. Send it as 'Authorization: Bearer …' or 'x-api-key'."
+        raise InvalidApiKey(message, headers=(("www-authenticate", "Bearer"),))
+
+
+def may_use(key: KeyConfig | None, model: str) -> bool:
+    """Return whether `key` may use `model` (globs in the key's list)."""
+    return key is None or any(fnmatchcase(model, pattern) for pattern in key.models)
+
+
+def require(key: KeyConfig | None, model: str) -> None:
+    """Raise PermissionDenied when `key` may not use `model`."""
+    if not may_use(key, model):
+        raise PermissionDenied("This key may not use this model.", param="model")
+
+
+def _bearer(authorization: bytes | None) -> bytes | None:
+    if authorization is None:
+        return None
+    scheme, _, secret = authorization.partition(b" ")
+    return secret.strip() or None if scheme.lower() == b"bearer" else None

@@ -1,0 +1,90 @@
+"""From a body to what the dispatcher decides on: shared by live requests and `/explain`."""
+
+from gateway.config.schema import KeyConfig
+from gateway.core.classify import Features
+from gateway.core.dispatcher import Dispatcher
+from gateway.core.prompter import Prompter
+from gateway.core.request import ParsedRequest, RequestFault, parse_json, parse_multipart
+from gateway.core.types import Query
+from gateway.edge.routes import Route
+from gateway.errors import InvalidJson, InvalidRequest, ModelNotFound
+
+_SHOWN = 100  # characters of a client's model id that an error repeats
+
+
+def parse_body(route: Route, body: bytes, content_type: str) -> ParsedRequest:
+    """Read a request body.
+
+    Raises:
+        InvalidJson: not one JSON object.
+        InvalidRequest: a field that routing reads is missing or of a wrong kind.
+    """
+    assert route.api is not None
+    try:
+        if route.multipart:
+            return parse_multipart(route.api, content_type, body)
+        return parse_json(route.api, body)
+    except RequestFault as fault:
+        error = InvalidJson if fault.code == "invalid_json" else InvalidRequest
+        raise error(fault.message, param=fault.param) from None
+
+
+def resolve_model(dispatcher: Dispatcher, asked: str | None) -> str:
+    """Return the configured name of the model a request means.
+
+    Raises:
+        InvalidRequest: none named, and more than one is served.
+        ModelNotFound: nobody serves it.
+    """
+    if asked is None:
+        served = dispatcher.models
+        if len(served) == 1:
+            return served[0].name
+        raise InvalidRequest("`model` is required: several models are served.", param="model")
+    name = dispatcher.resolve(asked)
+    if name is None:
+        raise model_not_found(asked)
+    return name
+
+
+def model_not_found(asked: str) -> ModelNotFound:
+    """Return the error for a model nobody serves."""
+    return ModelNotFound(f"The model `{asked[:_SHOWN]}` does not exist.", param="model")
+
+
+def build_query(
+    dispatcher: Dispatcher,
+    prompter: Prompter,
+    parsed: ParsedRequest,
+    model: str,
+    *,
+    path: str,
+    user_agent: str = "",
+    key: KeyConfig | None = None,
+    forced_class: str | None = None,
+    session: str | None = None,
+) -> Query:
+    """Chain the prompt, classify the request and return what `Dispatcher.admit` takes."""
+    asked, parsed.model = parsed.model, model  # an alias shares its model's prefixes
+    chain = prompter.chain(parsed)
+    parsed.model = asked
+    features = Features(
+        path=path,
+        tools=parsed.has_tools,
+        prompt_tokens=chain.tokens,
+        user_agent=user_agent,
+        key=key.name if key is not None else None,
+        model=model,
+        forced_class=forced_class,
+        key_class=key.class_ if key is not None else None,
+    )
+    cls, rule = dispatcher.classify(features)
+    return Query(
+        model=model,
+        cls=cls,
+        chain=chain,
+        expected_output_tokens=dispatcher.expected_output(model, cls, parsed.max_tokens),
+        session=session or parsed.session,
+        class_rule=rule,
+        key=features.key,
+    )

@@ -1,0 +1,80 @@
+"""The backends as the edge reaches them: pool, Host, credentials, and the request head to send."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gateway.relay.pool import Origin, Pool
+
+
+@dataclass(slots=True, frozen=True)
+class UpstreamSpec:
+    """One backend's address and the key sent to it (from environment or file, never logged)."""
+
+    name: str
+    url: str
+    api_key: str | None = None
+
+
+class Upstream:
+    """One backend."""
+
+    def __init__(self, spec: UpstreamSpec) -> None:
+        self.spec = spec
+        self.name = spec.name
+        self.pool = Pool(Origin.parse(spec.url))
+        self._prefix = self.pool.origin.prefix.encode()
+        fixed = b"host: %b\r\n" % self.pool.origin.host_header
+        if spec.api_key is not None:
+            fixed += f"authorization: Bearer {spec.api_key}\r\n".encode("latin-1")
+        self._fixed = fixed
+
+    def head(self, method: str, path: str, query: bytes, lines: bytes, length: int | None) -> bytes:
+        """Return the request head; `lines` are the client's forwarded header lines and ours."""
+        size = b"" if length is None else b"content-length: %d\r\n" % length
+        return b"%b %b%b%b HTTP/1.1\r\n%b%b%b\r\n" % (
+            method.encode(),
+            self._prefix,
+            path.encode("latin-1"),
+            query,
+            self._fixed,
+            lines,
+            size,
+        )
+
+
+class Upstreams:
+    """All backends by name."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Upstream] = {}
+
+    def get(self, name: str) -> Upstream | None:
+        """Return a backend, None if it is (no longer) configured."""
+        return self._by_name.get(name)
+
+    def all(self) -> list[Upstream]:
+        """Return every backend."""
+        return list(self._by_name.values())
+
+    def replace(self, specs: Iterable[UpstreamSpec]) -> None:
+        """Take a new list: unchanged backends keep their sockets, gone ones close when idle."""
+        old, self._by_name = self._by_name, {}
+        for spec in specs:
+            known = old.get(spec.name)
+            if known is not None and known.spec == spec:
+                self._by_name[spec.name] = known
+                del old[spec.name]
+            else:
+                self._by_name[spec.name] = Upstream(spec)
+        for gone in old.values():
+            gone.pool.close()
+
+    def expire(self, now: float) -> None:
+        """Close idle sockets that the engines are about to close."""
+        for upstream in self._by_name.values():
+            upstream.pool.expire(now)
+
+    def abort(self) -> None:
+        """Cut every connection."""
+        for upstream in self._by_name.values():
+            upstream.pool.abort()

@@ -1,0 +1,228 @@
+"""One keep-alive connection to a backend: writes a request, frames its answer, hands bytes on.
+
+It knows HTTP framing and nothing of routing, retries or the client. Its sink gets exactly one of
+`complete` or `lost` per request. Nothing is buffered here.
+"""
+
+import asyncio
+import select
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+import httptools
+
+_TCP_INFO_BYTES = 256
+_BYTES_ACKED = struct.Struct("=Q")
+_BYTES_ACKED_AT = 120  # offset of tcpi_bytes_acked in Linux's struct tcp_info (4.1+)
+_DIRTY = select.POLLIN | select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Sink(Protocol):
+    """Who receives an answer."""
+
+    def head(self, status: int, reason: bytes, headers: Headers) -> None:
+        """Take the final answer's head (interim 1xx heads are dropped before)."""
+
+    def body(self, payload: bytes) -> None:
+        """Take payload bytes, framing removed."""
+
+    def complete(self) -> None:
+        """The answer ended properly, by its own framing."""
+
+    def lost(self, *, unread: bool, reason: str) -> None:
+        """The connection broke first. `unread` = the backend surely read none of the request."""
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """A backend socket. States: idle (no sink) or busy (one request in flight)."""
+
+    __slots__ = (
+        "_ended",
+        "_framed",
+        "_headers",
+        "_headers_done",
+        "_keep_alive",
+        "_parser",
+        "_poll",
+        "_reason",
+        "_release",
+        "_sent",
+        "_sent_before",
+        "_started",
+        "_status",
+        "idle_since",
+        "sink",
+        "transport",
+    )
+
+    def __init__(self, release: Callable[["UpstreamConnection", bool], None]) -> None:
+        """`release(self, reusable)` is called once per finished request, and once when lost."""
+        self._release = release
+        self.sink: Sink | None = None
+        self._ended: Sink | None = None
+        self.idle_since = 0.0
+        self._sent = self._sent_before = 0
+        self._started = self._framed = self._headers_done = self._keep_alive = False
+        self._headers: Headers = []
+        self._status, self._reason = 0, b""
+
+    # --- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Remember the transport; disable Nagle (uvloop does) and keep a poll object for `alive`."""
+        self.transport = cast("asyncio.Transport", transport)
+        self._parser: Any = httptools.HttpResponseParser(self)
+        self._poll = select.poll()
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            self._poll.register(sock.fileno(), _DIRTY)
+
+    def data_received(self, data: bytes) -> None:
+        """Frame what came; bytes nobody asked for end the connection."""
+        sink = self.sink
+        if sink is None:
+            self.transport.abort()
+            return
+        self._started = True
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._keep_alive = False
+            self._fail(f"malformed answer: {_text(error)}")
+        if self._ended is not None:
+            self._finish()
+
+    def eof_received(self) -> bool:
+        """Close; an unframed answer ends here properly, a silent close may prove non-delivery."""
+        if self.sink is not None:
+            if self._started and self._headers_done and not self._framed:
+                self._keep_alive = False
+                self._end()
+                self._finish()
+            else:
+                unread = not self._started and self._nothing_acked()
+                self._fail("backend closed the connection", unread=unread)
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Report the loss if a request was in flight."""
+        self._fail(f"connection lost: {type(exc).__name__ if exc else 'closed'}")
+        self._release(self, False)
+
+    # --- use
+
+    def alive(self) -> bool:
+        """Return whether an idle connection may be used: open, and nothing (not even EOF) came."""
+        return not self.transport.is_closing() and not self._poll.poll(0)
+
+    def send(self, sink: Sink, pieces: list[bytes]) -> None:
+        """Write one request and route its answer to `sink`."""
+        self.sink = sink
+        self._started = self._framed = False
+        self._headers_done = False
+        self._sent_before = self._sent
+        self._sent += sum(map(len, pieces))
+        self.transport.writelines(pieces)
+
+    def abort(self) -> None:
+        """Cut the connection now; the sink hears nothing more."""
+        self.sink = self._ended = None
+        self.transport.abort()
+
+    # --- httptools callbacks
+
+    def on_message_begin(self) -> None:
+        """Start a new head; one that follows a finished answer makes the socket unusable."""
+        if self._ended is not None:
+            self._keep_alive = False
+        self._headers = []
+        self._reason = b""
+
+    def on_status(self, reason: bytes) -> None:
+        """Collect the reason phrase."""
+        self._reason += reason
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Collect a header; trailers are dropped."""
+        if not self._headers_done:
+            self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """Hand the head on, unless it is interim."""
+        status = self._parser.get_status_code()
+        self._status = status
+        if status < 200:
+            return
+        self._headers_done = True
+        self._keep_alive = self._parser.should_keep_alive()
+        self._framed = _is_framed(status, self._headers)
+        if self.sink is not None:
+            self.sink.head(status, self._reason, self._headers)
+
+    def on_body(self, payload: bytes) -> None:
+        """Hand payload on."""
+        if self.sink is not None:
+            self.sink.body(payload)
+
+    def on_message_complete(self) -> None:
+        """End the request, unless what ended was an interim answer."""
+        if self._status >= 200:
+            self._end()
+
+    # --- endings
+
+    def _end(self) -> None:
+        """Detach the sink; it hears `complete` only when the parser has returned."""
+        self._ended, self.sink = self.sink, None
+
+    def _finish(self) -> None:
+        sink, self._ended = self._ended, None
+        transport = self.transport
+        reusable = self._keep_alive and not transport.is_closing()
+        if reusable and transport.get_write_buffer_size() == 0:
+            self._release(self, True)
+        else:
+            transport.close()
+        if sink is not None:
+            sink.complete()
+
+    def _fail(self, reason: str, *, unread: bool = False) -> None:
+        sink, self.sink = self.sink, None
+        if sink is not None:
+            partial = self.transport.get_write_buffer_size() > 0
+            sink.lost(unread=unread or (partial and not self._started), reason=reason)
+        self.transport.abort()
+
+    def _nothing_acked(self) -> bool:
+        """Return whether the peer's kernel acknowledged no byte of the request.
+
+        On EOF only: a FIN carries the acknowledgement of everything received before it, so a
+        request that is still unacknowledged arrived at a socket already closed (RFC 9110 9.2.2
+        lets such a POST be sent again). Unknown counts as read.
+        """
+        sock = self.transport.get_extra_info("socket")
+        if sock is None or not hasattr(socket, "TCP_INFO"):
+            return False
+        try:
+            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+        except OSError:
+            return False
+        if len(info) < _BYTES_ACKED_AT + _BYTES_ACKED.size:
+            return False
+        (acked,) = _BYTES_ACKED.unpack_from(info, _BYTES_ACKED_AT)
+        return int(acked) - 1 <= self._sent_before  # the SYN counts as one
+
+
+def _is_framed(status: int, headers: Headers) -> bool:
+    """Return whether the body's end is told by something other than the connection's close."""
+    if status in (204, 304):
+        return True
+    return any(name.lower() in (b"content-length", b"transfer-encoding") for name, _ in headers)
+
+
+def _text(error: Exception) -> str:
+    return str(error)[:100]

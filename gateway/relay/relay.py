@@ -1,0 +1,257 @@
+"""Moves one answer from a backend connection to the client's transport, byte for byte.
+
+Payload is never decompressed, re-serialised or line-iterated; the framing (chunked, length, close)
+is written anew, so that an error event, a keep-alive comment or a removed usage chunk always falls
+between chunks. The scanner notes TTFT, ITL and usage on the side.
+
+The relay knows nothing of routing: its owner hears `relay_started`, `relay_first_content`,
+`relay_done`, `relay_lost` and decides.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from gateway.core.scan import OPENING_MAX, Scanner
+from gateway.core.types import Api
+from gateway.relay.connection import Headers, UpstreamConnection
+from gateway.relay.usage_filter import UsageFilter
+
+HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+_OURS = frozenset({b"x-request-id"})
+_STREAM_OURS = frozenset({b"x-accel-buffering", b"cache-control"})
+_STREAM_HEADERS = b"x-accel-buffering: no\r\ncache-control: no-cache\r\n"
+_LAST_CHUNK = b"0\r\n\r\n"
+
+
+class Owner(Protocol):
+    """Who started the relay."""
+
+    def relay_started(self, status: int, *, stream: bool) -> bytes:
+        """Return the header lines (CRLF-terminated) to add to the answer's head."""
+
+    def relay_first_content(self, now: float) -> None:
+        """Hear that the first content of a stream went out."""
+
+    def relay_done(self) -> None:
+        """Hear that the answer ended by its own framing."""
+
+    def relay_lost(self, *, unread: bool, reason: str) -> None:
+        """Hear that the backend broke before the answer's end."""
+
+
+class Client(Protocol):
+    """What the relay needs of the client's connection."""
+
+    transport: asyncio.Transport
+    version_11: bool
+    keep_alive: bool
+
+
+class Relay:
+    """One answer on its way. `status` is 0 until the head came."""
+
+    __slots__ = (
+        "_chunked",
+        "_client",
+        "_clock",
+        "_filter",
+        "_itl",
+        "_owner",
+        "_write",
+        "api",
+        "chunks",
+        "connection",
+        "encoded",
+        "first_at",
+        "last_at",
+        "paused_at",
+        "scanner",
+        "status",
+        "stream",
+        "written_at",
+    )
+
+    def __init__(
+        self,
+        owner: Owner,
+        client: Client,
+        api: Api,
+        clock: Callable[[], float],
+        itl: Callable[[float], None],
+        *,
+        remove_usage: bool,
+    ) -> None:
+        self._owner = owner
+        self._client = client
+        self._clock = clock
+        self._itl = itl
+        self._write = client.transport.write
+        self._filter = UsageFilter() if remove_usage else None
+        self._chunked = False
+        self.api = api
+        self.scanner = Scanner()
+        self.connection: UpstreamConnection | None = None
+        self.status = 0
+        self.stream = False
+        self.encoded = False  # a content coding hides the events: nothing can be read or added
+        self.chunks = 0
+        self.first_at = self.last_at = 0.0
+        self.paused_at = 0.0
+        self.written_at = 0.0  # when a keep-alive comment of ours last went out
+
+    @property
+    def started(self) -> bool:
+        """Return whether anything of the answer has gone to the client."""
+        return self.status != 0
+
+    def start(self, connection: UpstreamConnection, pieces: list[bytes]) -> None:
+        """Send the request on `connection`."""
+        self.connection = connection
+        connection.send(self, pieces)
+
+    # --- Sink
+
+    def head(self, status: int, reason: bytes, headers: Headers) -> None:
+        """Write the client's head."""
+        nominated = _nominated(headers)
+        kind = _header(headers, b"content-type")
+        self.stream = kind is not None and kind[:17].lower() == b"text/event-stream"
+        self.encoded = _header(headers, b"content-encoding") is not None
+        if not self.stream or self.encoded:
+            self._filter = None
+        drop = HOP_BY_HOP | _OURS | nominated
+        if self.stream:
+            drop |= _STREAM_OURS
+        kept = [(n, v) for n, v in headers if n.lower() not in drop]
+        length = _header(kept, b"content-length")
+        if length is not None and self._filter is not None:
+            kept = [(n, v) for n, v in kept if n.lower() != b"content-length"]
+            length = None
+        self.status = status
+        lines = [b"HTTP/1.1 %d %b\r\n" % (status, reason)]
+        lines += [b"%b: %b\r\n" % pair for pair in kept]
+        lines.append(self._framing(status, length))
+        if self.stream:
+            lines.append(_STREAM_HEADERS)
+        lines.append(self._owner.relay_started(status, stream=self.stream))
+        lines.append(b"\r\n")
+        self._write(b"".join(lines))
+
+    def body(self, payload: bytes) -> None:
+        """Write payload; hot path: one call per streamed chunk."""
+        now = self._clock()
+        if self.first_at:
+            self._itl(now - self.last_at)
+            self.chunks += 1
+        else:
+            self._before_content(payload, now)
+        self.last_at = now
+        self.scanner.keep(payload)
+        if self._filter is not None:
+            payload = self._filter.feed(payload)
+            if not payload:
+                return
+        if self._chunked:
+            self._write(b"%x\r\n%b\r\n" % (len(payload), payload))
+        else:
+            self._write(payload)
+
+    def _before_content(self, payload: bytes, now: float) -> None:
+        content = self.scanner.is_first_content(payload) if self.stream else True
+        if not content:
+            return
+        self.first_at = now
+        self.chunks = 1
+        if self.stream:
+            self._owner.relay_first_content(now)
+        else:
+            self.scanner.opening = payload[:OPENING_MAX]
+
+    def complete(self) -> None:
+        """Tell the owner, who ends the client's body with `end`."""
+        self.connection = None
+        self._flush_filter()
+        self._owner.relay_done()
+
+    def lost(self, *, unread: bool, reason: str) -> None:
+        """Tell the owner; it decides between another attempt, an error and an in-band event."""
+        self.connection = None
+        self._owner.relay_lost(unread=unread, reason=reason)
+
+    # --- the owner's side
+
+    def inject(self, event: bytes) -> None:
+        """Write an event of ours into a stream; the caller sees to it being between events."""
+        self._flush_filter()
+        self._write(b"%x\r\n%b\r\n" % (len(event), event) if self._chunked else event)
+
+    def end(self) -> None:
+        """End the client's body by its framing."""
+        if self._chunked:
+            self._write(_LAST_CHUNK)
+
+    def pause(self, now: float) -> None:
+        """Stop reading from the backend: the client does not keep up."""
+        self.paused_at = now
+        if self.connection is not None and not self.connection.transport.is_closing():
+            self.connection.transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
+        self.paused_at = 0.0
+        self.last_at = max(self.last_at, self._clock()) if self.last_at else 0.0
+        if self.connection is not None and not self.connection.transport.is_closing():
+            self.connection.transport.resume_reading()
+
+    def abort(self) -> None:
+        """Cut the backend's connection; nothing more will be heard of it."""
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.abort()
+
+    def _flush_filter(self) -> None:
+        if self._filter is not None and (rest := self._filter.flush()):
+            self._write(b"%x\r\n%b\r\n" % (len(rest), rest) if self._chunked else rest)
+
+    def _framing(self, status: int, length: bytes | None) -> bytes:
+        client = self._client
+        lines = b""
+        if length is None and status not in (204, 304):
+            if client.version_11:
+                self._chunked = True
+                lines = b"transfer-encoding: chunked\r\n"
+            else:
+                client.keep_alive = False  # HTTP/1.0: the body ends with the connection
+        if not client.keep_alive:
+            lines += b"connection: close\r\n"
+        elif not client.version_11:
+            lines += b"connection: keep-alive\r\n"
+        return lines
+
+
+def _header(headers: Headers, name: bytes) -> bytes | None:
+    for key, value in headers:
+        if key.lower() == name:
+            return value
+    return None
+
+
+def _nominated(headers: Headers) -> frozenset[bytes]:
+    """Return the header names a Connection header makes hop-by-hop."""
+    value = _header(headers, b"connection")
+    if value is None:
+        return frozenset()
+    return frozenset(token.strip().lower() for token in value.split(b","))

@@ -5,6 +5,7 @@ It knows HTTP framing and nothing of routing, retries or the client. Its sink ge
 """
 
 import asyncio
+import logging
 import select
 import socket
 import struct
@@ -13,6 +14,7 @@ from typing import Any, Protocol, cast
 
 import httptools
 
+_log = logging.getLogger("radixgate.relay")
 _TCP_INFO_BYTES = 256
 _BYTES_ACKED = struct.Struct("=Q")
 _BYTES_ACKED_AT = 120  # offset of tcpi_bytes_acked in Linux's struct tcp_info (4.1+)
@@ -90,6 +92,10 @@ class UpstreamConnection(asyncio.Protocol):
         self._started = True
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            self._keep_alive = False
+            _log.error("a fault of ours in relaying", exc_info=error.__context__)
+            self._fail("internal error")
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._keep_alive = False
             self._fail(f"malformed answer: {_text(error)}")

@@ -1,11 +1,12 @@
 """Integration tests run on uvloop, as the product does."""
 
 import asyncio
+from collections.abc import Callable, Mapping
 
 import pytest
 import uvloop
 
 
-@pytest.fixture(scope="session")
-def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
-    return uvloop.EventLoopPolicy()
+@pytest.hookimpl
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    return {"uvloop": uvloop.new_event_loop}

@@ -8,11 +8,22 @@ for ever: an open breaker lets one trial request through after a jittered delay.
 from enum import Enum, unique
 from random import Random
 
+from gateway.core.types import Outcome, Ticket
+
 # Three in a row (the plan's figure): one reset is bad luck, three are a state.
 TRIP_AFTER = 3
 # First quarantine, doubled per failed trial up to the last: short enough to notice a recovery.
 FIRST_DELAY_S, LAST_DELAY_S = 1.0, 10.0
 _JITTER = 0.2
+_FAULTS = frozenset(
+    {
+        Outcome.UPSTREAM_ERROR,
+        Outcome.UPSTREAM_TRUNCATED,
+        Outcome.UPSTREAM_TIMEOUT,
+        Outcome.UPSTREAM_5XX,
+    }
+)
+_ANSWERED = frozenset({Outcome.OK, Outcome.UPSTREAM_4XX})
 
 
 @unique
@@ -76,6 +87,15 @@ class Breaker:
         self.state = State.OPEN
         self.retry_at = now
         return True
+
+    def judge(self, ticket: Ticket, outcome: Outcome, now: float) -> bool:
+        """Take in how a request ended; a failure counted when its attempt failed counts once."""
+        changed = False
+        if outcome in _ANSWERED:
+            changed = self.succeeded(ticket.dispatched_at)
+        elif outcome in _FAULTS and ticket.slot not in ticket.tried:
+            changed = self.failed(ticket.id, now)
+        return self.withdrawn(ticket.id, now) or changed
 
     def reset(self) -> bool:
         """Forget all failures: the backend came back."""

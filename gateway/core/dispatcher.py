@@ -9,20 +9,19 @@ from collections.abc import Sequence
 from random import Random
 
 from gateway.core import cost, explain, status
-from gateway.core.breaker import Breaker
 from gateway.core.bucket import clamp_retry_after
-from gateway.core.classes import ClassBooks, Classes
+from gateway.core.chooser import Chooser
+from gateway.core.classes import Classes
 from gateway.core.classify import Features
-from gateway.core.cost import MAX_CONGESTION, Demand
+from gateway.core.cost import MAX_CONGESTION
 from gateway.core.engine_model import calibrate
 from gateway.core.fleet import Fleet
 from gateway.core.learn import OutputLengths, learn_cache, learn_tpot
-from gateway.core.ledger import Account, LedgerError
-from gateway.core.policies import pick, policy_named
-from gateway.core.pool import SHORTLIST_ABOVE, Pool, fill
+from gateway.core.ledger import Account, LedgerError, SilentPrefills
+from gateway.core.policies import policy_named
+from gateway.core.pool import Pool, fill
 from gateway.core.settings import CoreSettings, ModelSpec
 from gateway.core.types import (
-    BackendId,
     BackendStatus,
     ClassStatus,
     Explanation,
@@ -39,29 +38,21 @@ from gateway.core.types import (
 NO_BACKEND_RETRY_S = 1.0
 # Learnt speeds become prices every so many finished requests of a pool.
 _CALIBRATE_EVERY = 16
-_BACKEND_FAULTS = frozenset(
-    {
-        Outcome.UPSTREAM_ERROR,
-        Outcome.UPSTREAM_TRUNCATED,
-        Outcome.UPSTREAM_TIMEOUT,
-        Outcome.UPSTREAM_5XX,
-    }
-)
-_BACKEND_ANSWERED = frozenset({Outcome.OK, Outcome.UPSTREAM_4XX})
 
 
 class Dispatcher:
     """Admission, choice, books and learning over one fleet of backends."""
 
     def __init__(self, settings: CoreSettings, rng: Random, now: float) -> None:
-        self._policy = policy_named(settings.routing.policy)
+        policy = policy_named(settings.routing.policy)
         self._rng = rng
         self._fleet = Fleet(settings, rng)
+        self._chooser = Chooser(self._fleet, policy, rng)
+        self._silent = SilentPrefills()
         self._refresh_all()
         self._classes = Classes(settings.classes, now)
         self._outputs = OutputLengths()
         self._memory = explain.Memory()
-        self._demand = Demand()
         self._last_id = 0
 
     # -- configuration ----------------------------------------------------------------------
@@ -73,7 +64,7 @@ class Dispatcher:
             raise ValueError("at least one class is needed")
         self._fleet.apply(settings)
         self._refresh_all()
-        self._policy = policy
+        self._chooser.policy = policy
         self._classes.apply(settings.classes, now)
         self._outputs.keep(set(self._fleet.pools), {spec.name for spec in settings.classes})
 
@@ -85,7 +76,7 @@ class Dispatcher:
     @property
     def policy(self) -> str:
         """Name of the policy in force."""
-        return self._policy.name
+        return self._chooser.policy.name
 
     @property
     def models(self) -> tuple[ModelSpec, ...]:
@@ -112,11 +103,11 @@ class Dispatcher:
         if pool is None:
             return Refusal(RefusalKind.UNKNOWN_MODEL, NO_BACKEND_RETRY_S, query.model)
         books = self._classes.named(query.cls)
-        rows = self._candidates(pool, query, now, ())
-        if not rows:
+        self._catch_up(now)
+        winner = self._chooser.choose(pool, query, books.spec.slo, now)
+        if winner is None:
             books.rejected += 1
             return Refusal(RefusalKind.NO_BACKEND, NO_BACKEND_RETRY_S, query.model)
-        winner = self._choose(rows, pool, query, books, now)
         reserved = 0.0
         if books.bucket is not None:
             reserved = float(winner.uncached_tokens + query.expected_output_tokens)
@@ -131,7 +122,7 @@ class Dispatcher:
             query=query,
             slot=winner.slot,
             backend=winner.name,
-            policy=self._policy.name,
+            policy=self.policy,
             hit_tokens=0,
             uncached_tokens=0,
             prefill_s=0.0,
@@ -141,7 +132,7 @@ class Dispatcher:
         )
         if books.bucket is not None:
             self._classes.hold(ticket, books.bucket)
-        self._place(ticket, winner, rows, pool, now)
+        self._place(ticket, winner, pool, now)
         return ticket
 
     def reassign(self, ticket: Ticket, now: float) -> bool:
@@ -160,13 +151,12 @@ class Dispatcher:
         pool = self._fleet.pools.get(ticket.query.model)
         if pool is None:
             return False
-        rows = self._candidates(pool, ticket.query, now, ticket.tried)
-        if not rows:
+        slo = self._classes.named(ticket.query.cls).spec.slo
+        winner = self._chooser.choose(pool, ticket.query, slo, now, ticket.tried)
+        if winner is None:
             return False
-        books = self._classes.named(ticket.query.cls)
-        winner = self._choose(rows, pool, ticket.query, books, now)
         ticket.attempts += 1
-        self._place(ticket, winner, rows, pool, now)
+        self._place(ticket, winner, pool, now)
         return True
 
     def attempt_failed(self, ticket: Ticket, now: float) -> None:
@@ -183,7 +173,8 @@ class Dispatcher:
         row = self._placed(ticket)
         if row is None or ticket.first_token_at is not None:
             return
-        if row.prefilled(ticket, now):
+        ticket.first_token_at = now
+        if row.prefilled(ticket) and ticket.query.stream:
             row.engine.saw_prefill(
                 now - ticket.dispatched_at, ticket.uncached_tokens, ticket.query.chain.tokens
             )
@@ -202,7 +193,7 @@ class Dispatcher:
         if row is not None:
             row.release(ticket)
             ran = finish.prefilled or ticket.first_token_at is not None
-            self._judge(row, ticket, finish, now)
+            self._bump(row.breaker.judge(ticket, finish.outcome, now))
             if ran:
                 self._learn(row, ticket, finish, now)
                 self._refresh(row)
@@ -283,58 +274,26 @@ class Dispatcher:
         """Nodes of the prefix index."""
         return self._fleet.trie.nodes
 
-    # -- inside: choosing -------------------------------------------------------------------
+    # -- inside: entering -------------------------------------------------------------------
 
-    def _candidates(
-        self, pool: Pool, query: Query, now: float, tried: Sequence[BackendId]
-    ) -> list[Account]:
-        """Return the backends to price, with their prefix figures filled in."""
-        fleet = self._fleet
-        if now >= fleet.fresh_until:
-            fleet.expire_snapshots(now)
-            self._refresh_all()
-        rows = pool.eligible(now, fleet.epoch)
-        if tried:
-            rows = [row for row in rows if row.slot not in tried]
-        held = fleet.trie.lookup(query.chain.hashes)
-        if len(rows) > SHORTLIST_ABOVE and self._policy.shortlist and not tried:
-            rows = pool.shortlist(held, fleet.by_slot)
-        fill(rows, held, query.chain, now)
-        return rows
-
-    def _choose(
-        self, rows: Sequence[Account], pool: Pool, query: Query, books: ClassBooks, now: float
-    ) -> Account:
-        demand = self._demand
-        demand.now = now
-        demand.prompt_tokens = max(1, query.chain.tokens)
-        demand.output_tokens = query.expected_output_tokens
-        demand.tpot_slo_s = books.spec.slo.tpot_s
-        demand.hit_share = pool.hit_share
-        demand.cursor = pool.cursor
-        routing = self._fleet.settings.routing
-        demand.weights = (routing.prefix_weight, routing.queue_weight, routing.kv_weight)
-        self._policy.score(rows, demand, self._rng)
-        return pick(rows, self._policy.near, self._rng)
-
-    def _place(
-        self, ticket: Ticket, row: Account, rows: Sequence[Account], pool: Pool, now: float
-    ) -> None:
-        """Enter `ticket` on `row`'s books and index, as the decision in progress saw it."""
+    def _place(self, ticket: Ticket, row: Account, pool: Pool, now: float) -> None:
+        """Enter `ticket` on `row`'s books and index, as the decision just made saw it."""
+        chooser = self._chooser
         ticket.slot = row.slot
         ticket.backend = row.name
-        ticket.policy = self._policy.name
+        ticket.policy = chooser.policy.name
         ticket.hit_tokens = row.hit_tokens
         ticket.uncached_tokens = row.uncached_tokens
         ticket.prefill_s = row.prefill_s
         ticket.known_blocks = row.depth
         ticket.dispatched_at = now
-        ticket.reason = explain.reason_for(rows, row)
-        ticket.trail = explain.trail_of(rows)
+        ticket.reason = chooser.reason
+        ticket.trail = explain.trail_of(chooser.rows)
         chain = ticket.query.chain
         row.place(ticket, now)
         pool.cursor += 1
         pool.note_hit(row.hit_tokens, chain.tokens)
+        pool.hot.note(chooser.known)
         self._bump(row.breaker.sent(ticket.id, now))
         fleet = self._fleet
         if chain.hashes:
@@ -342,24 +301,36 @@ class Dispatcher:
             ticket.visit = fleet.trie.insert(row.slot, chain.hashes, now)
             self._note_room(row)
         self._refresh(row)
+        if not ticket.query.stream:
+            self._silent.add(row, ticket, now)
+
+    def _catch_up(self, now: float) -> None:
+        """Let time do what it does to the books: stale snapshots, prefills nobody will report."""
+        if now >= self._fleet.fresh_until:
+            self._fleet.expire_snapshots(now)
+            self._refresh_all()
+        for row in self._silent.due(now):
+            self._refresh(row)
 
     def _explain(self, query: Query, now: float) -> Explanation:
         pool = self._fleet.pools.get(query.model)
         if pool is None:
-            return explain.explanation(query, self._policy.name, None, explain.NOBODY, [])
-        rows = self._candidates(pool, query, now, ())
-        winner = None
-        reason = explain.NOBODY
-        if rows:
-            winner = self._choose(rows, pool, query, self._classes.named(query.cls), now)
-            reason = explain.reason_for(rows, winner)
-        known = {s.name: s for s in explain.scores(explain.trail_of(rows), self._policy)}
-        others = [row for row in pool.rows if row.name not in known]
+            return explain.explanation(query, self.policy, None, explain.NOBODY, [])
+        slo = self._classes.named(query.cls).spec.slo
+        self._catch_up(now)
+        chooser = self._chooser
+        winner = chooser.choose(pool, query, slo, now)
+        table = {s.name: s for s in explain.scores(explain.trail_of(chooser.rows), chooser.policy)}
+        others = [row for row in pool.rows if row.name not in table]
         fill(others, self._fleet.trie.lookup(query.chain.hashes), query.chain, now)
-        known |= {row.name: explain.left_out(row, now) for row in others}
-        table = [known[row.name] for row in pool.rows]
-        name = None if winner is None else winner.name
-        return explain.explanation(query, self._policy.name, name, reason, table)
+        table |= {row.name: explain.left_out(row, now) for row in others}
+        return explain.explanation(
+            query,
+            self.policy,
+            None if winner is None else winner.name,
+            chooser.reason,
+            [table[row.name] for row in pool.rows],
+        )
 
     # -- inside: ending and learning --------------------------------------------------------
 
@@ -383,15 +354,6 @@ class Dispatcher:
         self._bump(row.breaker.withdrawn(ticket.id, now))
         self._refresh(row)
         self._fleet.settle(row)
-
-    def _judge(self, row: Account, ticket: Ticket, finish: Finish, now: float) -> None:
-        """Tell the breaker how the backend did; a client's leaving tells nothing."""
-        breaker: Breaker = row.breaker
-        if finish.outcome in _BACKEND_ANSWERED:
-            self._bump(breaker.succeeded(ticket.dispatched_at))
-        elif finish.outcome in _BACKEND_FAULTS and ticket.slot not in ticket.tried:
-            self._bump(breaker.failed(ticket.id, now))
-        self._bump(breaker.withdrawn(ticket.id, now))
 
     def _learn(self, row: Account, ticket: Ticket, finish: Finish, now: float) -> None:
         query = ticket.query

@@ -6,6 +6,7 @@ Reads candidates after a policy priced them. Must never influence a decision.
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from gateway.core.ledger import Account
 from gateway.core.policies import Policy
@@ -13,11 +14,15 @@ from gateway.core.types import BackendScore, Explanation, Query, Ticket, TrailRo
 
 # Request ids whose decision can still be looked up.
 REMEMBERED = 1000
+_TRAIL_ROWS = 32
+
+_by_cost = attrgetter("cost")
 
 ONLY = "the only eligible backend"
 NO_HIT = "no backend holds a prefix; lowest cost"
 HOME = "longest prefix hit and lowest cost"
 AWAY = "its prefix home costs more than recomputing here"
+INVEST = "a prefix this popular gets another home"
 NOBODY = "no eligible backend"
 
 
@@ -32,7 +37,12 @@ def reason_for(rows: Sequence[Account], winner: Account) -> str:
 
 
 def trail_of(rows: Sequence[Account]) -> tuple[TrailRow, ...]:
-    """Keep what the decision saw of each candidate (the accounts are overwritten by the next)."""
+    """Keep what the decision saw of each candidate (the accounts are overwritten by the next).
+
+    Of a big pool only the cheapest are kept: a live ticket carries this.
+    """
+    if len(rows) > _TRAIL_ROWS:
+        rows = sorted(rows, key=_by_cost)[:_TRAIL_ROWS]
     return tuple(
         [
             (

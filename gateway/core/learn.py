@@ -83,7 +83,7 @@ def learn_tpot(row: Account, ticket: Ticket, finish: Finish, stretch: float) -> 
     """Learn decode speed from a finished stream; `row` has released it already."""
     started, ended = ticket.first_token_at, finish.last_token_at
     tokens = finish.usage.completion_tokens or finish.chunks
-    if started is None or ended is None or tokens < 2:
+    if not ticket.query.stream or started is None or ended is None or tokens < 2:
         return False
     return row.engine.saw_tpot(
         (ended - started) / (tokens - 1),

@@ -6,6 +6,7 @@ expires by time. Must never read a clock, wait, or guess from metrics (snapshots
 *others* put on the engine, in separate fields).
 """
 
+from heapq import heappop, heappush
 from math import exp
 
 from gateway.core.breaker import Breaker
@@ -17,6 +18,9 @@ RATE_WINDOW_S = 8.0
 # Shared prefixes are counted once at this grain: fine beside a KV cache of 420k tokens, and a
 # 32k-token prompt costs 32 dictionary updates.
 _CHECKPOINT_TOKENS = 1024
+# An engine under load prefills slower than alone; the extra covers network and one decode step.
+_SILENT_ALLOWANCE = 1.5
+_SILENT_EXTRA_S = 0.1
 
 
 class LedgerError(RuntimeError):
@@ -148,6 +152,7 @@ class Account:
         self.in_flight += 1
         self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
         self.unprefilled += 1
+        ticket.owes = True
         self.owed_ns += _ns(ticket.prefill_s)
         self.owed_tokens += ticket.uncached_tokens
         self.context_tokens += ticket.query.chain.tokens
@@ -155,11 +160,12 @@ class Account:
         self.rate = self.congestion(now) + ticket.prefill_s / RATE_WINDOW_S
         self.rate_at = now
 
-    def prefilled(self, ticket: Ticket, now: float) -> bool:
-        """Note the first token of `ticket`; return whether it had the engine's prefill to itself."""
+    def prefilled(self, ticket: Ticket) -> bool:
+        """Take the prefill of `ticket` off the books; return whether it had the engine to itself."""
         if ticket.id not in self.live:
             raise LedgerError(f"ticket {ticket.id} is not on {self.name}")
-        ticket.first_token_at = now
+        if not ticket.owes:
+            return False
         self._settle_prefill(ticket)
         return self.alone == ticket.id
 
@@ -168,7 +174,7 @@ class Account:
         if self.live.pop(ticket.id, None) is None:
             return False
         self.in_flight -= 1
-        if ticket.first_token_at is None:
+        if ticket.owes:
             self._settle_prefill(ticket)
         self.context_tokens -= ticket.query.chain.tokens
         self.kv_tokens -= self._unpin(ticket.query.chain)
@@ -182,6 +188,7 @@ class Account:
         self.rate_at = now
 
     def _settle_prefill(self, ticket: Ticket) -> None:
+        ticket.owes = False
         self.unprefilled -= 1
         self.owed_ns -= _ns(ticket.prefill_s)
         self.owed_tokens -= ticket.uncached_tokens
@@ -216,6 +223,37 @@ class Account:
                 gone += entry[1] - weight
                 del pinned[key]
         return gone
+
+
+class SilentPrefills:
+    """Prefills whose end nobody will see, because the answer comes whole (`stream` False).
+
+    They leave the books when they should be over by our own estimate; otherwise a backend that
+    serves such requests would seem to owe all it has in flight. An entry outlives its request by
+    less than its estimate.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Account, Ticket]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, row: Account, ticket: Ticket, now: float) -> None:
+        """Expect the prefill to be over once all that `row` owes now is, with some allowance."""
+        due = now + _SILENT_ALLOWANCE * row.queue_s + _SILENT_EXTRA_S
+        heappush(self._heap, (due, ticket.id, row, ticket))
+
+    def due(self, now: float) -> list[Account]:
+        """Settle what should be over; return the backends whose books changed."""
+        heap = self._heap
+        changed = []
+        while heap and heap[0][0] <= now:
+            _, _, row, ticket = heappop(heap)
+            if row.live.get(ticket.id) is ticket and ticket.owes:
+                row.prefilled(ticket)
+                changed.append(row)
+        return changed
 
 
 def _ns(seconds: float) -> int:

@@ -30,7 +30,8 @@ class Policy:
     """A named scorer. `terms` names what it leaves in `Account.terms`.
 
     Costs within `near` of the lowest (a share of it) are a tie. `seconds` = its cost is a time;
-    `shortlist` = it may be asked about only the best of a big pool.
+    `shortlist` = it may be asked about only the best of a big pool; `invest` = it lets popular
+    prefixes take further homes.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Policy:
     near: float = 0.0
     seconds: bool = False
     shortlist: bool = False
+    invest: bool = False
 
 
 def pick(rows: Sequence[Account], near: float, rng: Random) -> Account:
@@ -159,7 +161,9 @@ POLICIES = {
     policy.name: policy
     for policy in (
         # 1 % of a price is far below what the model can tell apart.
-        Policy("cost", cost.score, cost.TERMS, near=0.01, seconds=True, shortlist=True),
+        Policy(
+            "cost", cost.score, cost.TERMS, near=0.01, seconds=True, shortlist=True, invest=True
+        ),
         Policy("weights", _weights, ("prefix", "queue", "kv")),
         Policy("affinity", _affinity, ("hit_ratio", "owed_tokens")),
         Policy("lmetric", _lmetric, ("prefill_tokens", "in_flight_after")),

@@ -7,6 +7,7 @@ have changed, so that a decision over hundreds of backends stays cheap. Must nev
 from collections.abc import Sequence
 from operator import attrgetter
 
+from gateway.core.hot import HotPrefixes
 from gateway.core.learn import trust
 from gateway.core.ledger import Account
 from gateway.core.settings import ModelSpec
@@ -33,6 +34,7 @@ class Pool:
         "_until",
         "cursor",
         "hit_tokens",
+        "hot",
         "prompt_tokens",
         "rows",
         "since_calibration",
@@ -46,6 +48,7 @@ class Pool:
         self.hit_tokens = 0.0
         self.prompt_tokens = 0.0
         self.since_calibration = 0
+        self.hot = HotPrefixes()
         self._eligible: list[Account] = []
         self._ordered: list[Account] = []
         self._allowed: frozenset[Account] = frozenset()
@@ -57,6 +60,7 @@ class Pool:
         self.cursor = old.cursor
         self.hit_tokens = old.hit_tokens
         self.prompt_tokens = old.prompt_tokens
+        self.hot = old.hot
 
     @property
     def hit_share(self) -> float:

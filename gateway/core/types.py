@@ -65,6 +65,7 @@ class Chain:
     `hashes[i]` covers blocks 0..i, full blocks only. `tokens` is the whole prompt's token count,
     the unhashed tail included; `exact` says whether it was counted or estimated from bytes.
     `text_bytes` is the canonical prompt's length, what a bytes-per-token ratio is learnt from.
+    Blocks after the first `narrow_blocks` hold twice `tokens_per_block` (see core/chain.py).
     """
 
     hashes: "array[int]"
@@ -72,10 +73,12 @@ class Chain:
     tokens: int
     exact: bool = False
     text_bytes: int = 0
+    narrow_blocks: int = 1 << 62
 
     def hit_tokens(self, depth: int) -> int:
         """Return the tokens covered by the first `depth` blocks, at most `tokens`."""
-        return min(self.tokens, int(depth * self.tokens_per_block))
+        widths = depth + max(0, depth - self.narrow_blocks)
+        return min(self.tokens, int(widths * self.tokens_per_block))
 
 
 @dataclass(slots=True, frozen=True)
@@ -110,7 +113,10 @@ class Snapshot:
 
 @dataclass(slots=True, frozen=True)
 class Query:
-    """One request as the dispatcher sees it: everything a decision needs and nothing else."""
+    """One request as the dispatcher sees it: everything a decision needs and nothing else.
+
+    `stream` False = the answer comes whole, so its first byte says nothing about the prefill.
+    """
 
     model: str
     cls: str
@@ -119,6 +125,7 @@ class Query:
     session: str | None = None
     class_rule: str = "default"
     key: str | None = None
+    stream: bool = True
 
 
 TrailRow = tuple[str, int, int, int, float, float, tuple[float, ...]]
@@ -130,7 +137,8 @@ class Ticket:
     """An admitted request's place in the books, from `admit` until `finish`.
 
     The dispatcher owns and mutates it; callers read `backend` (the configured name) and the
-    predicted hit, and hand it back. `tried` are the slots whose attempts failed; `visit` undoes the
+    predicted hit, and hand it back. `tried` are the slots whose attempts failed; `owes` = its
+    prefill is still on the backend's books; `visit` undoes the
     prefix index's belief; `trail` is the decision's candidates until `remember` or the end.
     """
 
@@ -151,6 +159,7 @@ class Ticket:
     attempts: int = 1
     tried: list[BackendId] = field(default_factory=list)
     finished: bool = False
+    owes: bool = False
     visit: Any = None
     trail: tuple[TrailRow, ...] = ()
 

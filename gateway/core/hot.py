@@ -1,0 +1,61 @@
+"""Prefixes that so much of the traffic shares that one home is not enough.
+
+A price looks at one request: recomputing a shared prefix elsewhere is never worth it for that one,
+so without this a common system prompt would keep a whole pool's traffic on the backend that had it
+first (routing case R09). Here the recompute is an investment: once per backend, and only while the
+prefix's share of the traffic is more than its homes' fair share and they are the busier ones.
+Must never hold more than a bounded number of hashes, or a byte of any prompt.
+"""
+
+from collections.abc import Sequence
+
+from gateway.core.ledger import Account
+
+# Requests after which all counts are halved: the memory is about the last thousand requests.
+_HALVE_AT = 1024
+# Requests of other prefixes assumed before any were seen: a few requests prove nothing.
+_PRIOR = 4.0
+# Homes are busy when the least busy has this much more in flight than the pool's mean, and one more.
+_BUSIER = 1.2
+
+
+class HotPrefixes:
+    """How often each known prefix was asked for of late."""
+
+    __slots__ = ("_counts", "_total")
+
+    def __init__(self) -> None:
+        self._counts: dict[int, float] = {}
+        self._total = 0.0
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def note(self, key: int | None) -> None:
+        """Count a request whose longest known prefix ends in the block `key`; None = it had none."""
+        self._total += 1.0
+        if key is not None:
+            self._counts[key] = self._counts.get(key, 0.0) + 1.0
+        if self._total >= _HALVE_AT:
+            self._total /= 2
+            self._counts = {k: n / 2 for k, n in self._counts.items() if n >= 2}
+
+    def homes_deserved(self, key: int, backends: int) -> float:
+        """Return how many of `backends` the prefix's share of the traffic fills."""
+        return backends * self._counts.get(key, 0.0) / (self._total + _PRIOR)
+
+
+def deserves_home(
+    hot: HotPrefixes, rows: Sequence[Account], key: int, mask: int, backends: int
+) -> bool:
+    """Return whether the prefix `key`, held by the backends in `mask`, should get one more home.
+
+    `backends` is the size of the pool, `rows` the candidates.
+    """
+    homes = [row.sequences for row in rows if row.bit & mask]
+    if not homes or len(homes) == len(rows):
+        return False
+    if hot.homes_deserved(key, backends) <= mask.bit_count():
+        return False
+    mean = sum([row.sequences for row in rows]) / len(rows)
+    return min(homes) > _BUSIER * mean + 1.0

@@ -48,27 +48,37 @@ def idle(gateway: Gateway) -> bool:
     return not any(row["in_flight"] for row in gateway.backends().values())
 
 
-@pytest.mark.parametrize("stream", [True, False], ids=["mid-stream", "before the answer"])
-def test_a_client_that_leaves_frees_the_engine(
-    gateway: Gateway, fleet: Fleet, *, stream: bool
+def test_a_client_that_leaves_in_mid_stream_frees_the_engine(
+    gateway: Gateway, fleet: Fleet
 ) -> None:
     eventually(lambda: fleet.running() == 0, what="idle engines before the test")
     generated = fleet.generated()
     left = gateway.total("gateway_requests_total", outcome="client_closed")
 
-    with sent(gateway, 500 + stream, stream=stream) as connection:
-        if stream:
-            answer = connection.getresponse()
-            assert answer.readline().startswith(b"data: ")
-            answer.close()
-        else:
-            eventually(lambda: fleet.running() == 1, what="the engine at work")
+    with sent(gateway, 500, stream=True) as connection:
+        answer = connection.getresponse()
+        assert answer.readline().startswith(b"data: ")
+        answer.close()
 
     eventually(lambda: fleet.running() == 0, what="idle engines")
     assert fleet.generated() - generated < LONG / 2
     eventually(lambda: idle(gateway), what="an empty ledger")
-    counted = gateway.total("gateway_requests_total", outcome="client_closed")
-    assert counted == left + 1
+    assert gateway.total("gateway_requests_total", outcome="client_closed") == left + 1
+
+
+def test_a_client_that_leaves_before_the_answer_is_let_go(gateway: Gateway, fleet: Fleet) -> None:
+    eventually(lambda: fleet.running() == 0, what="idle engines before the test")
+    generated = fleet.generated()
+    left = gateway.total("gateway_requests_total", outcome="client_closed")
+
+    with sent(gateway, 501, stream=False):
+        eventually(lambda: fleet.running() == 1, what="the engine at work")
+
+    eventually(lambda: idle(gateway), what="an empty ledger")
+    assert gateway.total("gateway_requests_total", outcome="client_closed") == left + 1
+    if fleet.engine != "llamacpp":  # which notices no hang-up before it has something to send
+        eventually(lambda: fleet.running() == 0, what="idle engines")
+        assert fleet.generated() - generated < LONG / 2
 
 
 @dataclass

@@ -135,7 +135,7 @@ class RadixTrie:
             still = alive & child.mask
             if still != alive:
                 if at:
-                    held.append((at, alive & ~still))
+                    held.append((at, alive ^ still))
                 if not still:
                     return held
                 alive = still

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import contextlib
 import signal
 import time
 
@@ -17,6 +18,9 @@ HELP = "run one simulated vLLM server (wire format, metrics and prefix cache of 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("--port", type=int, required=True, help="port to listen on; 0 = any free")
+    parser.add_argument(
+        "--count", type=int, default=1, help="serve that many, on ports from --port on"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--profile", choices=sorted(PROFILES), default="h100_8b")
     parser.add_argument("--model", default="sim", help="the model id it serves")
@@ -54,18 +58,25 @@ async def _serve(args: argparse.Namespace) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
+    async with contextlib.AsyncExitStack() as live:
+        for index in range(args.count):
+            await _start(args, index, live)
+        await stop.wait()
+
+
+async def _start(args: argparse.Namespace, index: int, live: contextlib.AsyncExitStack) -> None:
+    """Start one replica, say where, and leave its end to `live`."""
+    seed = args.seed + index
     replica = Replica(
         PROFILES[args.profile],
         model=args.model,
         started_at=time.time(),  # noqa: TID251 - `process_start_time_seconds` is a date
         time_scale=args.time_scale,
-        seed=args.seed,
+        seed=seed,
         stream_interval=args.stream_interval,
     )
-    runner, port = await listen(replica, host=args.host, port=args.port, seed=args.seed)
+    asked = args.port and args.port + index
+    runner, port = await listen(replica, host=args.host, port=asked, seed=seed)
+    live.push_async_callback(runner.cleanup)
+    live.callback(replica.close)
     print(f"replica {args.model} ({args.profile}) on http://{args.host}:{port}", flush=True)
-    try:
-        await stop.wait()
-    finally:
-        replica.close()
-        await runner.cleanup()

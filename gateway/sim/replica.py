@@ -6,6 +6,7 @@ in one chunk, as vLLM's do. Knows no HTTP beyond "bytes of an event": `http` doe
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from gateway.sim import faults
@@ -101,7 +102,7 @@ class Replica:
         self.requests = 0
         self._voice = Voice(seed)
         self._loop = asyncio.get_running_loop()
-        self._zero = self._loop.time()
+        self._zero = time.monotonic()  # uvloop's own clock stands still for milliseconds
         self._scale = time_scale
         self._interval = stream_interval
         self._sinks: dict[str, tuple[Generation, Choice]] = {}
@@ -110,7 +111,7 @@ class Replica:
 
     def now(self) -> float:
         """Return the engine's time."""
-        return (self._loop.time() - self._zero) / self._scale
+        return (time.monotonic() - self._zero) / self._scale
 
     def start(self, asked: Asked, answer_id: str, created: int) -> Generation:
         """Begin to generate.
@@ -158,7 +159,8 @@ class Replica:
         self.close()
         at = self.engine.next_event_at(self._interval)
         if at is not None:
-            self._wake_up = self._loop.call_at(self._zero + at * self._scale, self._wake, at)
+            delay = max(0.0, self._zero + at * self._scale - time.monotonic())
+            self._wake_up = self._loop.call_later(delay, self._wake, at)
 
     def _wake(self, due: float) -> None:
         self._wake_up = None

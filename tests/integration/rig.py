@@ -159,7 +159,7 @@ class Backend:
             self.open_connections -= 1
             self._tasks.discard(task)
             conn.closed.set()
-            writer.close()
+            await closed(writer)
 
     async def _serve(self, conn: Conn) -> None:
         while not conn.writer.is_closing():
@@ -299,6 +299,7 @@ class Rig:
 
     app: App
     backends: list[Backend]
+    clients: list[Client] = field(default_factory=list)
 
     @property
     def port(self) -> int:
@@ -309,7 +310,9 @@ class Rig:
         return self.app.handler
 
     async def connect(self) -> Client:
-        return Client(*await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26))
+        client = Client(*await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26))
+        self.clients.append(client)
+        return client
 
     async def ask(self, data: bytes, *, to_head: bool = False) -> Answer:
         """Send bytes on a fresh connection, read one answer, close."""
@@ -318,7 +321,8 @@ class Rig:
             await client.send(data)
             return await client.answer(to_head=to_head)
         finally:
-            client.close()
+            self.clients.remove(client)
+            await closed(client.writer)
 
     def metrics(self) -> str:
         return bytes(self.app.telemetry.render()).decode()
@@ -339,10 +343,17 @@ class Rig:
         await eventually(lambda: not self.app.handler.live)
 
 
+async def closed(writer: asyncio.StreamWriter) -> None:
+    """Close and wait for it, so that no transport outlives its test."""
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+
+
 async def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> None:
     """Wait for a condition; fail if it does not come true."""
     async with asyncio.timeout(within_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - conditions are plain state, nobody signals them
             await asyncio.sleep(0.005)
 
 
@@ -358,9 +369,12 @@ async def running(
     overrides = ("listen.port=0", "admin.port=0", "poll.interval_s=0.05", *settings)
     source = Source(file, urls, overrides)
     app = await App(source, source.load()).start()
+    rig = Rig(app, backends)
     try:
-        yield Rig(app, backends)
+        yield rig
     finally:
+        for client in rig.clients:
+            await closed(client.writer)
         for exchange in list(app.handler.live):
             exchange.shut_down()
         await app.stop()

@@ -6,9 +6,10 @@ again. Changes nothing.
 
 from collections.abc import Callable, Mapping
 
-from gateway.config.backends import MERGED, Names, address, occurrences
+from gateway.config.backends import MERGED, Names, address, backends_of, occurrences
 from gateway.config.problems import Report, Where
 from gateway.config.schema import BUILTIN_CLASSES, BackendConfig, Config, MatchConfig
+from gateway.core.trie import MAX_SLOTS
 
 _NO_RULE = MatchConfig()
 
@@ -43,6 +44,9 @@ class _Places:
 def cross_check(config: Config, places: Mapping[str, Where], top: Where, report: Report) -> None:
     """Report every mistake between keys; `top` is where the whole configuration stands."""
     at = _Places(places, top, report)
+    count = len(backends_of(config))
+    if count > MAX_SLOTS:
+        report.add(top, "", f"{count} backends are given", f"at most {MAX_SLOTS}")
     checks: tuple[Callable[[Config, _Places], None], ...] = (
         _listeners,
         _models,

@@ -138,7 +138,11 @@ class Validator:
         if not isinstance(value, str):
             scalar = not isinstance(value, dict | list)
             return self._wrong(raw, path, "text: put it in quotes" if scalar else "text")
-        return value if form.ok(value) else self._wrong(raw, path, form.allowed)
+        if form.ok(value):
+            return value
+        # A pasted key or a password in a URL must not end up in a log by being wrong.
+        hide = key.form == "sha256" or (key.form == "url" and "@" in value)
+        return self._wrong(Raw("...", raw.where) if hide else raw, path, form.allowed)
 
     def _number(self, kind: Any, key: Key, raw: Raw, path: str) -> Any:
         value = raw.value

@@ -176,3 +176,15 @@ def test_a_contradiction_is_exactly_one_mistake(
 )
 def test_what_only_looks_like_a_contradiction_is_accepted(tmp_path: Path, text: str) -> None:
     assert load_text(tmp_path, text).config != Config()
+
+
+def test_more_backends_than_the_index_has_slots_are_a_mistake(tmp_path: Path) -> None:
+    urls = [f"{{url: 'http://h:{port}'}}" for port in range(1, 258)]
+
+    most = load_text(tmp_path, f"backends: [{', '.join(urls[:256])}]").config
+    problems = problems_of(tmp_path, f"backends: [{', '.join(urls)}]")
+
+    assert len(most.backends) == 256
+    assert [str(problem).partition(": ")[2] for problem in problems] == [
+        "257 backends are given, at most 256"
+    ]

@@ -45,9 +45,15 @@ def test_a_wrong_value_is_one_clear_line(tmp_path: Path, text: str, message: str
     assert all(len(line) < 500 for line in lines)
 
 
-def test_a_literal_secret_is_not_echoed(tmp_path: Path) -> None:
-    text = "backends: [{url: 'http://h:1', api_key: s3cr3t}]"
-
+@pytest.mark.parametrize(
+    "text",
+    [
+        "backends: [{url: 'http://h:1', api_key: s3cr3t}]",
+        "backends: [{url: 'http://user:s3cr3t@h:1'}]",
+        "keys: [{name: a, sha256: rg-s3cr3t}]",
+    ],
+)
+def test_a_literal_secret_is_not_echoed(tmp_path: Path, text: str) -> None:
     assert "s3cr3t" not in "".join(str(problem) for problem in problems_of(tmp_path, text))
 
 

@@ -1,0 +1,125 @@
+"""Chains from requests, and token counts learnt from what engines report."""
+
+import orjson
+import pytest
+
+from gateway.core.prompter import (
+    DEFAULT_RATIO,
+    MAX_CONVERSATIONS,
+    MAX_MODELS,
+    BytePrompter,
+    Prompter,
+)
+from gateway.core.request import ParsedRequest, parse_json
+from gateway.core.types import Api, Chain
+
+
+def completion(prompt: object, model: str = "m") -> ParsedRequest:
+    return parse_json(Api.COMPLETIONS, orjson.dumps({"model": model, "prompt": prompt}))
+
+
+def relative_error(chain: Chain, tokens: int) -> float:
+    return abs(chain.tokens - tokens) / tokens
+
+
+def test_it_is_a_prompter() -> None:
+    prompter: Prompter = BytePrompter(1)
+    assert prompter.chain(completion("x" * 1000)).hashes
+
+
+def test_unknown_model_counts_four_bytes_a_token() -> None:
+    chain = BytePrompter(1).chain(completion("x" * 10_000))
+    assert chain.tokens == round(chain.text_bytes / DEFAULT_RATIO)
+    assert chain.tokens_per_block == 64.0
+    assert not chain.exact
+
+
+def test_salt_and_isolation_give_other_chains() -> None:
+    request = completion("x" * 1000)
+    plain = BytePrompter(1).chain(request)
+    assert BytePrompter(2).chain(request).hashes != plain.hashes
+    assert BytePrompter(1).chain(request, isolation="team").hashes != plain.hashes
+
+
+def test_any_salt_is_taken_as_64_bits() -> None:
+    assert BytePrompter(-1).chain(completion("x" * 300)).hashes
+
+
+def test_next_turn_is_counted_by_what_its_conversation_taught() -> None:
+    prompter = BytePrompter(1)
+    talk = "Ein langes deutsches Gespräch. " * 300
+    first = prompter.chain(completion(talk))
+    prompter.learn("m", "chat", first, round(first.text_bytes / 2.6))
+    longer = prompter.chain(completion(talk + "Und mehr davon. " * 20))
+    assert relative_error(longer, round(longer.text_bytes / 2.6)) < 0.01
+
+
+def test_conversations_that_part_late_keep_their_own_ratio() -> None:
+    prompter = BytePrompter(1)
+    shared = "system prompt " * 200
+    one = prompter.chain(completion(shared + "a" * 10_000))
+    two = prompter.chain(completion(shared + "b" * 10_000))
+    for _ in range(5):
+        prompter.learn("m", "chat", one, round(one.text_bytes / 5))
+        prompter.learn("m", "chat", two, round(two.text_bytes / 2))
+    again_one = prompter.chain(completion(shared + "a" * 10_000 + "more"))
+    again_two = prompter.chain(completion(shared + "b" * 10_000 + "more"))
+    assert relative_error(again_one, round(again_one.text_bytes / 5)) < 0.01
+    assert relative_error(again_two, round(again_two.text_bytes / 2)) < 0.01
+
+
+def test_new_conversation_uses_the_model_and_class() -> None:
+    prompter = BytePrompter(1)
+    for turn in range(40):
+        coding = prompter.chain(completion(f"{turn} def x" * 100))
+        prompter.learn("m", "coding", coding, round(coding.text_bytes / 3))
+        chat = prompter.chain(completion(f"{turn} hello " * 100))
+        prompter.learn("m", "chat", chat, round(chat.text_bytes / 5))
+    fresh = completion("something new " * 100)
+    size = prompter.chain(fresh).text_bytes
+    assert relative_error(prompter.chain(fresh, cls="coding"), round(size / 3)) < 0.01
+    assert relative_error(prompter.chain(fresh, cls="chat"), round(size / 5)) < 0.01
+    assert size / 5 < prompter.chain(fresh).tokens < size / 3
+    assert prompter.chain(completion("something new " * 100, model="n")).tokens_per_block == 64.0
+
+
+@pytest.mark.parametrize("prompt", [[*range(5000)], [[*range(5000)]]])
+def test_token_ids_are_counted_as_they_are(prompt: object) -> None:
+    prompter = BytePrompter(1)
+    text = prompter.chain(completion("x" * 4000))
+    prompter.learn("m", "chat", text, round(text.text_bytes / 2))
+    assert relative_error(prompter.chain(completion(prompt)), 5000) < 0.01
+
+
+@pytest.mark.parametrize("tokens", [0, -5])
+def test_nonsense_reports_teach_nothing(tokens: int) -> None:
+    prompter = BytePrompter(1)
+    chain = prompter.chain(completion("x" * 1000))
+    prompter.learn("m", "chat", chain, tokens)
+    assert prompter.chain(completion("x" * 1000)).tokens == chain.tokens
+
+
+def test_absurd_reports_are_held_to_what_text_can_be() -> None:
+    prompter = BytePrompter(1)
+    chain = prompter.chain(completion("x" * 1000))
+    prompter.learn("m", "chat", chain, 10**9)
+    assert prompter.chain(completion("x" * 1000)).tokens <= 4 * chain.text_bytes
+    prompter.learn("m", "chat", Chain(chain.hashes, 1.0, 0, text_bytes=0), 10)
+
+
+def test_shortest_prompt_has_one_token() -> None:
+    assert BytePrompter(1).chain(completion("")).tokens >= 1
+
+
+def test_tables_never_outgrow_their_caps() -> None:
+    prompter = BytePrompter(1)
+    chain = prompter.chain(completion("x" * 300))
+    for number in range(max(MAX_CONVERSATIONS, MAX_MODELS) + 100):
+        prompter.learn(
+            f"m{number}",
+            "chat",
+            Chain(chain.hashes.__class__("Q", [number]), 1.0, 5, text_bytes=20),
+            5,
+        )
+    assert len(prompter._conversations) == MAX_CONVERSATIONS
+    assert len(prompter._models) == MAX_MODELS

@@ -82,6 +82,11 @@ def read(page: bytes, at: float, engine: str = "auto") -> Reading | None:
     return None
 
 
+def wanted(engine: str) -> list[str]:
+    """Return the names of the series that `read` uses of an engine's page."""
+    return [*(f"{engine}:{name}" for name in _WANTED[engine]), "process_start_time_seconds"]
+
+
 def _samples(page: bytes) -> _Page:
     found: _Page = {}
     for name, labels, text in _LINE.findall(b"\n" + page):

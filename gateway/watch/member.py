@@ -16,6 +16,7 @@ from gateway.core.types import Snapshot
 from gateway.watch import exposition
 from gateway.watch.catalog import Catalog, parse_models
 from gateway.watch.link import Answer, Link, LinkError
+from gateway.watch.paths import MetricsPath
 
 _log = logging.getLogger("radixgate.watch")
 
@@ -102,6 +103,7 @@ class Member:
         self.pace = pace
         self.probed = asyncio.Event()
         self._engine = engine
+        self._metrics = MetricsPath()
         self._link = Link(url, api_key, clock)
         self._listener = listener
         self._rng = rng
@@ -205,14 +207,18 @@ class Member:
         started = self._clock()
         try:
             answer = await self._link.get(
-                "/metrics", timeout_s=self.pace.timeout_s, max_bytes=_MAX_METRICS_BYTES
+                self._metrics.path, timeout_s=self.pace.timeout_s, max_bytes=_MAX_METRICS_BYTES
             )
         except LinkError as error:
+            self._metrics.took(None)
             self._note_metrics(str(error))
             return self.pace.interval_s if self._up else _DOWN_METRICS_S
         reading = None
         if answer.status == 200:
             reading = exposition.read(answer.body, answer.at, self._engine)
+        short = self._metrics.is_short
+        if not self._metrics.took(reading) and short:
+            return self.pace.interval_s
         if reading is None:
             self._note_metrics(f"status {answer.status}, no engine's page known here")
             return max(self.pace.interval_s, _NOT_OFFERED_S)

@@ -96,6 +96,29 @@ async def test_page_of_5000_series_is_read_and_delays_nobody(sink: Recorder) -> 
     assert sink.snapshots["big"][0].waiting == 11
 
 
+async def test_only_the_wanted_series_are_asked_for_where_that_tells_the_same(
+    sink: Recorder,
+) -> None:
+    a = Backend("a")
+    async with running(a), watching(sink, a.target):
+        await sink.until(lambda: a.filtered > 3)
+        await sink.more_snapshots("a")
+
+    first, last = sink.snapshots["a"][0], sink.snapshots["a"][-1]
+    assert replace(last, at=first.at) == first
+
+
+async def test_whole_page_is_read_where_names_cannot_be_asked_for(sink: Recorder) -> None:
+    a = Backend("a")
+    a.filters = False
+    async with running(a), watching(sink, a.target):
+        await sink.more_snapshots("a", 10)
+
+    assert sink.ups["a"] == [True]
+    first, last = sink.snapshots["a"][0], sink.snapshots["a"][-1]
+    assert replace(last, at=first.at) == first
+
+
 async def test_backend_that_dies_goes_down_and_comes_back(sink: Recorder) -> None:
     a = Backend("a")
     catalog = Catalog(lambda: 1.0)

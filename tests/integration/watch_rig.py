@@ -44,6 +44,8 @@ class Backend:
         self.models_body: bytes | None = None
         self.page: bytes | None = VLLM_PAGE
         self.page_status = 200
+        self.filters = True  # answers /metrics/?name[]=... as prometheus_client's ASGI app does
+        self.filtered = 0
         self.page_headers: dict[str, str] = {}
         self.keys: set[str | None] = set()
         self.paths: list[str] = []
@@ -68,7 +70,7 @@ class Backend:
 
     async def _answer(self, request: web.Request) -> web.Response:
         self.keys.add(request.headers.get("authorization"))
-        self.paths.append(request.path)
+        self.paths.append(request.path.rstrip("/"))
         if request.path == "/health":
             if self.health is None:
                 await asyncio.Event().wait()
@@ -79,7 +81,18 @@ class Backend:
             return web.json_response({"object": "list", "data": self.models})
         if self.page is None:
             await asyncio.Event().wait()
-        return web.Response(body=self.page, status=self.page_status, headers=self.page_headers)
+        page = self.page or b""
+        if request.path == "/metrics/":
+            if not self.filters:
+                return web.Response(status=404)
+            self.filtered += 1
+            page = _only(page, request.query.getall("name[]"))
+        return web.Response(body=page, status=self.page_status, headers=self.page_headers)
+
+
+def _only(page: bytes, names: list[str]) -> bytes:
+    wanted = tuple(name.encode() + end for name in names for end in (b"{", b" "))
+    return b"".join(line for line in page.splitlines(keepends=True) if line.startswith(wanted))
 
 
 @dataclass

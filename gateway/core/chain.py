@@ -39,6 +39,11 @@ def chain_bytes(data: bytes, salt: int, block_bytes: int = BLOCK_BYTES) -> "arra
     return array("Q", chain)
 
 
+def chain_blocks(data: bytes, salt: int, block_bytes: int) -> "array[int]":
+    """Return the chained hashes of all full blocks, every one of `block_bytes` (token mode)."""
+    return array("Q", _chain(data, salt, block_bytes))
+
+
 def _chain(data: bytes, link: int, block_bytes: int) -> list[int]:
     hashed = xxhash.xxh3_64_intdigest
     full = memoryview(data)[: len(data) // block_bytes * block_bytes]

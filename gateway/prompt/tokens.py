@@ -1,0 +1,216 @@
+"""Exact chains: a model's tokenizer and chat template behind the same protocol as byte blocks.
+
+`chain` encodes on the caller's thread (1-3 MB/s where the prompt is new), so every encoding is
+kept in a cache of bounded size. What cannot be rendered exactly falls back to byte blocks.
+"""
+
+from array import array
+from pathlib import Path
+from typing import Any, Final, Self
+
+import orjson
+import xxhash
+from tokenizers import Tokenizer
+
+from gateway.core.chain import chain_blocks
+from gateway.core.prompter import Prompter
+from gateway.core.request import ParsedRequest
+from gateway.core.types import Api, Chain
+from gateway.prompt.template import ChatTemplate, Unrenderable
+
+BLOCK_TOKENS: Final = 16
+"""vLLM's default block size."""
+
+CACHE_BYTES: Final = 64 * 1024 * 1024
+_ENTRY_BYTES: Final = 200  # key, array header, table entry
+_SPECIALS: Final = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
+
+
+class TokenizerProblem(Exception):
+    """The configured `tokenizer` cannot be used. The message names the file and the fault."""
+
+
+class EncodingCache:
+    """Text digest -> token ids, least recently used out first, bounded by bytes."""
+
+    def __init__(self, max_bytes: int = CACHE_BYTES) -> None:
+        self.max_bytes = max_bytes
+        self.bytes = 0
+        self._table: dict[bytes, array[int]] = {}
+
+    def get(self, key: bytes) -> "array[int] | None":
+        """Return the ids of a text, and make them the youngest."""
+        ids = self._table.pop(key, None)
+        if ids is not None:
+            self._table[key] = ids
+        return ids
+
+    def put(self, key: bytes, ids: "array[int]") -> None:
+        """Keep the ids; the oldest make room."""
+        old = self._table.pop(key, None)
+        if old is not None:
+            self.bytes -= _size(old)
+        self._table[key] = ids
+        self.bytes += _size(ids)
+        while self.bytes > self.max_bytes:
+            self.bytes -= _size(self._table.pop(next(iter(self._table))))
+
+
+class TokenPrompter:
+    """Chains over token blocks. `matched` and `mismatched` count how often engines agreed."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        fallback: Prompter,
+        *,
+        salt: int,
+        block_tokens: int = BLOCK_TOKENS,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self._template = template
+        self._fallback = fallback
+        self._salt = salt & 0xFFFF_FFFF_FFFF_FFFF
+        self._block_tokens = block_tokens
+        self._cache = EncodingCache(cache_bytes)
+        self.matched = 0
+        self.mismatched = 0
+        self.unrendered = 0
+
+    @classmethod
+    def load(
+        cls, path: Path | str, fallback: Prompter, *, salt: int, block_tokens: int = BLOCK_TOKENS
+    ) -> Self:
+        """Build from a `tokenizer.json` or the directory it is in.
+
+        Raises:
+            TokenizerProblem: a file is missing or broken.
+        """
+        given = Path(path)
+        directory = given if given.is_dir() else given.parent
+        file = directory / "tokenizer.json" if given.is_dir() else given
+        try:
+            tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
+            raise TokenizerProblem(f"{file}: {error}") from None
+        template = _load_template(directory)
+        return cls(tokenizer, template, fallback, salt=salt, block_tokens=block_tokens)
+
+    def chain(self, request: ParsedRequest, *, isolation: str = "", cls: str = "") -> Chain:
+        """Return the exact chain, or the fallback's where the prompt cannot be rendered."""
+        try:
+            ids = self._ids(request)
+        except Unrenderable:
+            self.unrendered += 1
+            return self._fallback.chain(request, isolation=isolation, cls=cls)
+        data = ids.tobytes()
+        seed = _seed(request, isolation, self._salt)
+        return Chain(
+            hashes=chain_blocks(data, seed, self._block_tokens * ids.itemsize),
+            tokens_per_block=self._block_tokens,
+            tokens=len(ids),
+            exact=True,
+            text_bytes=len(data),
+        )
+
+    def learn(self, model: str, cls: str, chain: Chain, prompt_tokens: int) -> None:
+        """Check an exact count against the engine's; pass an estimate on to the fallback."""
+        if not chain.exact:
+            self._fallback.learn(model, cls, chain, prompt_tokens)
+        elif chain.tokens == prompt_tokens:
+            self.matched += 1
+        else:
+            self.mismatched += 1
+
+    def _ids(self, request: ParsedRequest) -> "array[int]":
+        data = request.data
+        if request.api is Api.CHAT or (request.api is Api.TOKENIZE and "messages" in data):
+            if self._template is None:
+                raise Unrenderable("the model has no chat template")
+            text = self._template.render(data)
+            return self._encode(text, special=bool(data.get("add_special_tokens", False)))
+        if request.api in (Api.COMPLETIONS, Api.TOKENIZE):
+            prompt = data.get("prompt")
+            if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+                prompt = prompt[0]
+            if isinstance(prompt, str) and not data.get("suffix"):
+                return self._encode(prompt, special=bool(data.get("add_special_tokens", True)))
+            return _given_ids(prompt)
+        raise Unrenderable("no text prompt of this shape")
+
+    def _encode(self, text: str, *, special: bool) -> "array[int]":
+        key = xxhash.xxh3_128_digest(text.encode(), seed=self._salt ^ special)
+        ids = self._cache.get(key)
+        if ids is None:
+            encoding = self._tokenizer.encode(text, add_special_tokens=special)
+            ids = array("I", encoding.ids)
+            self._cache.put(key, ids)
+        return ids
+
+
+def _given_ids(prompt: object) -> "array[int]":
+    if not isinstance(prompt, list) or not prompt:
+        raise Unrenderable("no prompt, or several")
+    try:
+        return array("I", prompt)
+    except (TypeError, OverflowError):
+        raise Unrenderable("several prompts, or none") from None
+
+
+def _seed(request: ParsedRequest, isolation: str, salt: int) -> int:
+    """Return the chain's start: what separates prompts whose tokens are equal."""
+    parts = [request.model, isolation, request.data.get("cache_salt")]
+    return xxhash.xxh3_64_intdigest(orjson.dumps([str(part) for part in parts]), salt)
+
+
+def _size(ids: "array[int]") -> int:
+    return len(ids) * ids.itemsize + _ENTRY_BYTES
+
+
+def _load_template(directory: Path) -> ChatTemplate | None:
+    config: Any = {}
+    file = directory / "tokenizer_config.json"
+    if file.is_file():
+        try:
+            config = orjson.loads(file.read_bytes())
+        except (OSError, orjson.JSONDecodeError) as error:
+            raise TokenizerProblem(f"{file}: {error}") from None
+        if not isinstance(config, dict):
+            raise TokenizerProblem(f"{file}: must be a JSON object")
+    source = _template_source(directory, config)
+    if source is None:
+        return None
+    try:
+        return ChatTemplate(source, _special_tokens(config))
+    except Unrenderable as error:
+        raise TokenizerProblem(f"{directory}: {error}") from None
+
+
+def _template_source(directory: Path, config: dict[str, Any]) -> str | None:
+    file = directory / "chat_template.jinja"
+    if file.is_file():
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise TokenizerProblem(f"{file}: {error}") from None
+    source = config.get("chat_template")
+    if isinstance(source, list):  # several by name: the default one serves
+        named = {
+            entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)
+        }
+        source = named.get("default")
+    return source if isinstance(source, str) else None
+
+
+def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
+    specials: dict[str, str] = {}
+    for name in _SPECIALS:
+        token = config.get(name)
+        text = token.get("content") if isinstance(token, dict) else token
+        if isinstance(text, str):
+            specials[name] = text
+    return specials

@@ -116,6 +116,7 @@ class ChatBase(HttpUser):
             "model": self.model,
             "messages": messages,
             "stream": True,
+            "temperature": 0,
             "max_tokens": self.options.answer_tokens,
         }
         if self.tools:

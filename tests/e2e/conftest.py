@@ -1,7 +1,8 @@
 """The engines and the gateway that the end-to-end tests share.
 
-Every test that uses `fleet` or `gateway` runs once on llama.cpp (always) and once on vLLM (only
-under `make e2e-vllm`, which sets E2E_VLLM_PYTHON).
+Every test that uses `fleet` or `gateway` runs on simulated replicas and on llama.cpp (always) and on
+vLLM (only under `make e2e-vllm`, which sets E2E_VLLM_PYTHON): the simulator is held to the claims
+that the real engines are.
 """
 
 import os
@@ -24,6 +25,7 @@ from tests.e2e.fleet import (
 )
 
 VLLM_START_S = 900
+SIM = pytest.param("sim")
 LLAMACPP = pytest.param("llamacpp", marks=[pytest.mark.e2e])
 VLLM = pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.timeout(VLLM_START_S)])
 
@@ -48,7 +50,7 @@ def _vllm_python() -> str:
     return python
 
 
-@pytest.fixture(scope="session", params=[LLAMACPP, VLLM])
+@pytest.fixture(scope="session", params=[SIM, LLAMACPP, VLLM])
 def engine(request: pytest.FixtureRequest) -> Engine:
     """Return the engine this run of the tests is about."""
     name: str = request.param

@@ -1,4 +1,4 @@
-"""Real engines and a real gateway process, for the end-to-end tests.
+"""Engines and a gateway as processes, for the end-to-end tests.
 
 Starts and stops processes; asserts nothing. Engines write to their own log files only. A deadline
 here ends a test that hangs: it never decides whether one passes.
@@ -27,8 +27,9 @@ MODEL = "tiny"
 POLL_S = 0.05
 DEADLINE_S = 60.0
 T = TypeVar("T")
-RUNNING = {"llamacpp": "llamacpp:requests_processing", "vllm": "vllm:num_requests_running"}
-GENERATED = {"llamacpp": "llamacpp:tokens_predicted", "vllm": "vllm:generation_tokens"}
+RUNNING = {"llamacpp": "llamacpp:requests_processing"}
+GENERATED = {"llamacpp": "llamacpp:tokens_predicted"}
+SIM_PROFILE = "h100_8b"
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,21 @@ class Replica:
         return sum(value for _, value in rows)
 
     def kill(self) -> None:
-        """End the engine as a crash would: no goodbye on any connection."""
+        """End the engine as a crash would; return when its port refuses.
+
+        While the kernel still tears a big process down, its socket goes on taking connections.
+        """
         os.killpg(self.pid, signal.SIGKILL)
+        eventually(self._refuses, what=f"{self.url} refusing connections")
+
+    def _refuses(self) -> bool:
+        try:
+            fetch(self.url + "/health")
+        except ConnectionRefusedError:
+            return True
+        except (OSError, http.client.HTTPException):
+            return False
+        return False
 
 
 @dataclass(frozen=True)
@@ -125,11 +139,17 @@ class Fleet:
 
     def running(self) -> float:
         """Return how many requests the engines themselves say they are running."""
-        return sum(replica.metric(RUNNING[self.engine]) for replica in self.replicas)
+        return sum(
+            replica.metric(RUNNING.get(self.engine, "vllm:num_requests_running"))
+            for replica in self.replicas
+        )
 
     def generated(self) -> float:
         """Return how many tokens the engines say they ever made."""
-        return sum(replica.metric(GENERATED[self.engine]) for replica in self.replicas)
+        return sum(
+            replica.metric(GENERATED.get(self.engine, "vllm:generation_tokens"))
+            for replica in self.replicas
+        )
 
 
 @contextmanager
@@ -137,9 +157,9 @@ def start_fleet(
     engine: str, python: str, model: TinyModel, log_dir: Path, *, count: int = 2
 ) -> Iterator[Fleet]:
     """Run `count` servers until the block ends."""
-    path = model.gguf if engine == "llamacpp" else model.directory
+    loads = {"llamacpp": str(model.gguf), "vllm": str(model.directory), "sim": SIM_PROFILE}
     argv = [sys.executable, str(ENGINES / "run_replicas.py"), "--engine", engine, "--survive"]
-    argv += ["--bin", python, "--model", str(path), "--name", MODEL, "--count", str(count)]
+    argv += ["--bin", python, "--model", loads[engine], "--name", MODEL, "--count", str(count)]
     argv += ["--pin", "--timeout", "400", "--log-dir", str(log_dir)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as manager:
         try:

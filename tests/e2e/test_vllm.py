@@ -62,6 +62,7 @@ def test_vllm_messages_second_turn_reads_its_own_prefix_from_cache(gateway: Gate
     body = {
         "model": MODEL,
         "max_tokens": 8,
+        "temperature": 0,
         "system": opening(960)[0]["content"],
         "messages": [{"role": "user", "content": "Which stream is stale?"}],
     }

@@ -5,8 +5,7 @@ kept in a cache of bounded size. What cannot be rendered exactly falls back to b
 """
 
 from array import array
-from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final
 
 import orjson
 import xxhash
@@ -18,16 +17,8 @@ from gateway.core.request import ParsedRequest
 from gateway.core.types import Api, Chain
 from gateway.prompt.template import ChatTemplate, Unrenderable
 
-BLOCK_TOKENS: Final = 16
-"""vLLM's default block size."""
-
 CACHE_BYTES: Final = 64 * 1024 * 1024
 _ENTRY_BYTES: Final = 200  # key, array header, table entry
-_SPECIALS: Final = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
-
-
-class TokenizerProblem(Exception):
-    """The configured `tokenizer` cannot be used. The message names the file and the fault."""
 
 
 class EncodingCache:
@@ -66,7 +57,7 @@ class TokenPrompter:
         fallback: Prompter,
         *,
         salt: int,
-        block_tokens: int = BLOCK_TOKENS,
+        block_tokens: int,
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
         tokenizer.no_truncation()
@@ -80,25 +71,6 @@ class TokenPrompter:
         self.matched = 0
         self.mismatched = 0
         self.unrendered = 0
-
-    @classmethod
-    def load(
-        cls, path: Path | str, fallback: Prompter, *, salt: int, block_tokens: int = BLOCK_TOKENS
-    ) -> Self:
-        """Build from a `tokenizer.json` or the directory it is in.
-
-        Raises:
-            TokenizerProblem: a file is missing or broken.
-        """
-        given = Path(path)
-        directory = given if given.is_dir() else given.parent
-        file = directory / "tokenizer.json" if given.is_dir() else given
-        try:
-            tokenizer = Tokenizer.from_file(str(file))
-        except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
-            raise TokenizerProblem(f"{file}: {error}") from None
-        template = _load_template(directory)
-        return cls(tokenizer, template, fallback, salt=salt, block_tokens=block_tokens)
 
     def chain(self, request: ParsedRequest, *, isolation: str = "", cls: str = "") -> Chain:
         """Return the exact chain, or the fallback's where the prompt cannot be rendered."""
@@ -169,48 +141,3 @@ def _seed(request: ParsedRequest, isolation: str, salt: int) -> int:
 
 def _size(ids: "array[int]") -> int:
     return len(ids) * ids.itemsize + _ENTRY_BYTES
-
-
-def _load_template(directory: Path) -> ChatTemplate | None:
-    config: Any = {}
-    file = directory / "tokenizer_config.json"
-    if file.is_file():
-        try:
-            config = orjson.loads(file.read_bytes())
-        except (OSError, orjson.JSONDecodeError) as error:
-            raise TokenizerProblem(f"{file}: {error}") from None
-        if not isinstance(config, dict):
-            raise TokenizerProblem(f"{file}: must be a JSON object")
-    source = _template_source(directory, config)
-    if source is None:
-        return None
-    try:
-        return ChatTemplate(source, _special_tokens(config))
-    except Unrenderable as error:
-        raise TokenizerProblem(f"{directory}: {error}") from None
-
-
-def _template_source(directory: Path, config: dict[str, Any]) -> str | None:
-    file = directory / "chat_template.jinja"
-    if file.is_file():
-        try:
-            return file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise TokenizerProblem(f"{file}: {error}") from None
-    source = config.get("chat_template")
-    if isinstance(source, list):  # several by name: the default one serves
-        named = {
-            entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)
-        }
-        source = named.get("default")
-    return source if isinstance(source, str) else None
-
-
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    specials: dict[str, str] = {}
-    for name in _SPECIALS:
-        token = config.get(name)
-        text = token.get("content") if isinstance(token, dict) else token
-        if isinstance(text, str):
-            specials[name] = text
-    return specials

@@ -1,5 +1,6 @@
 """Exact chains with a small byte-level tokenizer made here."""
 
+import sys
 from array import array
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from gateway.core.chain import chain_blocks
 from gateway.core.prompter import BytePrompter, Prompter
 from gateway.core.request import parse_json
 from gateway.core.types import Api, Chain
-from gateway.prompt.tokens import EncodingCache, TokenizerProblem, TokenPrompter
+from gateway.prompt.load import TokenizerProblem, load_prompter
+from gateway.prompt.tokens import EncodingCache, TokenPrompter
 
 TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
@@ -51,7 +53,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def prompter(model: Path) -> TokenPrompter:
-    return TokenPrompter.load(model, BytePrompter(1), salt=7)
+    loaded = load_prompter(model, 7, BytePrompter(1))
+    assert isinstance(loaded, TokenPrompter)
+    return loaded
 
 
 def chain(prompter: Prompter, api: Api, *, isolation: str = "", **fields: Any) -> Chain:
@@ -102,7 +106,7 @@ def test_model_salt_and_isolation_start_other_chains(prompter: TokenPrompter, mo
         chain(prompter, Api.COMPLETIONS, prompt=prompt, model="lora"),
         chain(prompter, Api.COMPLETIONS, prompt=prompt, cache_salt="s"),
         chain(prompter, Api.COMPLETIONS, prompt=prompt, isolation="team"),
-        chain(TokenPrompter.load(model, BytePrompter(1), salt=8), Api.COMPLETIONS, prompt=prompt),
+        chain(load_prompter(model, 8, BytePrompter(1)), Api.COMPLETIONS, prompt=prompt),
     ]
     assert len({one.hashes[0] for one in chains}) == len(chains)
 
@@ -169,7 +173,7 @@ def test_template_file_wins_over_the_config(model: Path, tmp_path: Path) -> None
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((model / name).read_bytes())
     (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}")
-    prompter = TokenPrompter.load(tmp_path / "tokenizer.json", BytePrompter(1), salt=7)
+    prompter = load_prompter(tmp_path / "tokenizer.json", 7, BytePrompter(1))
     assert chain(prompter, Api.CHAT, messages=[user("hello world")]).tokens == 1
 
 
@@ -177,13 +181,13 @@ def test_named_templates_serve_the_default(model: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes((model / "tokenizer.json").read_bytes())
     named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": "<s>"}]
     (tmp_path / "tokenizer_config.json").write_bytes(orjson.dumps({"chat_template": named}))
-    prompter = TokenPrompter.load(tmp_path, BytePrompter(1), salt=7)
+    prompter = load_prompter(tmp_path, 7, BytePrompter(1))
     assert chain(prompter, Api.CHAT, messages=[user("hello world")]).tokens == 1
 
 
 def test_tokenizer_without_template_serves_completions_only(model: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes((model / "tokenizer.json").read_bytes())
-    prompter = TokenPrompter.load(tmp_path, BytePrompter(1), salt=7)
+    prompter = load_prompter(tmp_path, 7, BytePrompter(1))
     assert chain(prompter, Api.COMPLETIONS, prompt="hello").exact
     assert not chain(prompter, Api.CHAT, messages=[user("x")]).exact
 
@@ -207,9 +211,15 @@ def test_broken_files_are_named(
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     with pytest.raises(TokenizerProblem, match=message):
-        TokenPrompter.load(tmp_path, BytePrompter(1), salt=7)
+        load_prompter(tmp_path, 7, BytePrompter(1))
 
 
 def test_token_chain_never_widens_its_blocks() -> None:
     ids = array("I", range(80_000))
     assert len(chain_blocks(ids.tobytes(), 1, 64)) == 5_000
+
+
+def test_missing_extra_is_named(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(TokenizerProblem, match=r"radixgate\[tokens\]"):
+        load_prompter(model, 7, BytePrompter(1))

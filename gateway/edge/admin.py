@@ -211,7 +211,7 @@ def status(context: AdminContext) -> dict[str, Any]:
     serving = {name for model in dispatcher.models for name in model.backends}
     return {
         "version": context.version,
-        "uptime_s": now - context.started_at,
+        "uptime_s": round(now - context.started_at, 3),
         "policy": dispatcher.policy,
         "models": models,
         "other_backends": [row for name, row in backends.items() if name not in serving],

@@ -4,6 +4,7 @@ Must never let a client add a series. Event loop only, so nothing here locks.
 """
 
 from collections.abc import Iterable
+from itertools import islice
 
 from gateway.core.types import Outcome
 from gateway.telemetry.histogram import GAPS, SECONDS, Histogram
@@ -12,6 +13,8 @@ from gateway.telemetry.record import AdmissionResult, AttemptResult, RequestReco
 OTHER = "other"
 """The label value of everything that is not in the configuration."""
 
+_MAX_MODELS = 256
+_EAGER_PAIRS = 64  # histograms shown from zero; of more pairs only those that are used
 _MAX_WORDS = 32  # distinct results or reasons per counter; the code uses fewer than ten of each
 
 
@@ -21,12 +24,12 @@ class Words:
     __slots__ = ("_known", "counts")
 
     def __init__(self, words: Iterable[str] = ()) -> None:
-        self._known = set(words)
+        self._known = dict.fromkeys(words)  # a set that keeps its order, and so the page's
         self.counts: dict[tuple[str, str], int] = {}
 
     def start(self, owners: Iterable[str]) -> None:
         """Show every known word of `owners` from zero, and forget all other owners."""
-        kept = set(owners)
+        kept = dict.fromkeys(owners)
         self.counts = {key: n for key, n in self.counts.items() if key[0] in kept}
         for owner in kept:
             for word in self._known:
@@ -37,7 +40,7 @@ class Words:
         if word not in self._known:
             if len(self._known) >= _MAX_WORDS:
                 word = OTHER
-            self._known.add(word)
+            self._known[word] = None
         key = (owner, word)
         self.counts[key] = self.counts.get(key, 0) + 1
 
@@ -79,9 +82,12 @@ class Counters:
     def set_labels(
         self, classes: Iterable[str], models: Iterable[str], backends: Iterable[str]
     ) -> None:
-        """Take the configured names: series of names that left disappear, the rest go on."""
+        """Take the configured names: series of names that left disappear, the rest go on.
+
+        Of very many models (a fleet's LoRA ids) the first 256 have a label of their own.
+        """
         self._classes = frozenset(classes)
-        self._models = frozenset(models)
+        self._models = frozenset(islice(dict.fromkeys(models), _MAX_MODELS))
         self._backends = frozenset(backends)
         self.attempts.start(self._backends)
         self.admissions.start(self._classes)
@@ -89,9 +95,10 @@ class Counters:
         for family in (self.requests, self.ttfts, self.itls, self.queues):
             for key in [key for key in family if not self._known_pair(*key)]:
                 del family[key]
-        for cls in self._classes:
-            for model in self._models:
-                self._start((cls, model))
+        if len(self._classes) * len(self._models) <= _EAGER_PAIRS:
+            for cls in self._classes:
+                for model in self._models:
+                    self._start((cls, model))
 
     def pair(self, cls: str | None, model: str | None) -> tuple[str, str]:
         """Return the label values of a class and a model."""

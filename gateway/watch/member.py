@@ -7,6 +7,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum, unique
 from typing import Protocol
@@ -102,6 +103,7 @@ class Member:
         self.name = name
         self.pace = pace
         self.probed = asyncio.Event()
+        self._refused = asyncio.Event()
         self._engine = engine
         self._metrics = MetricsPath()
         self._link = Link(url, api_key, clock)
@@ -139,12 +141,19 @@ class Member:
                 await self._read_models()
             self._report_up(up)
             self.probed.set()
-            await self._sleep(self.pace.probe_s if up else self.pace.probe_down_s)
+            await self._rest(self.pace.probe_s if up else self.pace.probe_down_s)
 
     async def _watch_metrics(self) -> None:
         await asyncio.sleep(self._rng.uniform(0, self.pace.interval_s))
         while True:
             await self._sleep(await self._scrape())
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait as `_sleep` does, or until the other loop found nothing listening."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds * self._rng.uniform(0.9, 1.1)):
+                await self._refused.wait()
+        self._refused.clear()
 
     async def _sleep(self, seconds: float) -> None:
         """Wait about `seconds`: jitter keeps many watchers from asking in step."""
@@ -210,6 +219,8 @@ class Member:
                 self._metrics.path, timeout_s=self.pace.timeout_s, max_bytes=_MAX_METRICS_BYTES
             )
         except LinkError as error:
+            if error.refused and self._up:
+                self._refused.set()
             self._metrics.took(None)
             self._note_metrics(str(error))
             return self.pace.interval_s if self._up else _DOWN_METRICS_S

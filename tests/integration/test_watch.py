@@ -139,6 +139,14 @@ async def test_backend_that_dies_goes_down_and_comes_back(sink: Recorder) -> Non
         await sink.more_snapshots("a")
 
 
+async def test_refused_scrape_brings_the_next_probe_forward(sink: Recorder) -> None:
+    a = Backend("a")
+    async with running(a), watching(sink, a.target, pace=replace(FAST, probe_s=3_600.0)):
+        await sink.until(lambda: sink.is_up("a") and sink.count("a") > 0)
+        await a.stop()
+        await sink.until(lambda: not sink.is_up("a"))
+
+
 async def test_loading_backend_is_down_until_it_has_loaded(sink: Recorder) -> None:
     a = Backend("a")
     a.health = 503

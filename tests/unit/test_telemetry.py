@@ -209,6 +209,19 @@ def test_hostile_labels_add_no_series(telemetry: Telemetry) -> None:
     assert gateway_series(telemetry) == before
 
 
+def test_fleet_of_loras_does_not_blow_up_the_page(telemetry: Telemetry) -> None:
+    names = [f"lora-{number_}" for number_ in range(5_000)]
+    telemetry.set_labels(("coding", "chat"), names, ("a",))
+    idle = len(gateway_series(telemetry))
+    for name in names:
+        telemetry.finished(replace(RECORD, model=name))
+
+    counted = families(telemetry)["gateway_requests_total"].samples
+    assert len(counted) == 257
+    assert sum(one.value for one in counted) == 5_000
+    assert idle < 100
+
+
 def test_words_of_a_runaway_caller_fold_to_other(telemetry: Telemetry) -> None:
     for number_ in range(10_000):
         telemetry.fallback(f"reason {number_}")

@@ -168,7 +168,12 @@ class Engine:
         return True
 
     def next_event_at(self, steps: int = 1) -> float | None:
-        """Return when `steps` more steps of this batch will have ended; None = nothing to do."""
+        """Return when `steps` more steps of this batch will have ended; None = nothing to do.
+
+        Progress that `submit` or `abort` came across is already due: its own time is returned.
+        """
+        if self._events:
+            return self._events[0].at
         stretch = self._stretch
         if stretch is None:
             return None
@@ -176,6 +181,8 @@ class Engine:
 
     def next_change_at(self) -> float | None:
         """Return when the batch next changes (a first token, a finish, a prefill chunk)."""
+        if self._events:
+            return self._events[0].at
         return None if self._stretch is None else self._stretch.end(self._stretch.count)
 
     def advance(self, until: float) -> list[Progress]:

@@ -165,6 +165,20 @@ def test_prompts_wait_in_order_for_slots() -> None:
     assert starts == sorted(s for s in starts if s is not None)
 
 
+def test_progress_met_by_submit_or_abort_is_due_at_once() -> None:
+    engine = Engine(SMALL)
+    only, gone = job("a", 16, 1), job("b", 16, 1, first=1000)
+    engine.submit(only, 0.0)
+    engine.submit(gone, 0.0)
+    engine.abort(gone, 5.0)
+
+    due = engine.next_event_at()
+
+    assert due == engine.next_change_at() == only.finished_at
+    assert next(event.job for event in engine.advance(5.0)) is only
+    assert engine.next_event_at() is None
+
+
 def test_abort_frees_everything_at_once_wherever_the_job_is() -> None:
     engine = Engine(SMALL)
     running, waiting = job("a", 512, 100), job("b", 512, 100, first=1000)

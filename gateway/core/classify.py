@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import translate
 
+import msgspec
+
 from gateway.core.settings import ClassSpec, MatchRule
 
 FORCED_RULE = "x-gateway-class"
@@ -15,8 +17,7 @@ KEY_RULE = "class of the key"
 DEFAULT_RULE = "default"
 
 
-@dataclass(slots=True, frozen=True)
-class Features:
+class Features(msgspec.Struct, frozen=True, gc=False):
     """What rules can look at. `path` is the canonical route; `key` is the key's name, never a secret.
 
     `forced_class` is the x-gateway-class header if the key may choose, `key_class` the key's own.

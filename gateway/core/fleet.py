@@ -144,6 +144,10 @@ class Fleet:
         assert row is not None
         if row.engine.profile != spec.profile:
             row.engine = EngineModel(spec.profile)
+            told = None if row.snapshot is None else row.snapshot.kv_capacity_tokens
+            row.engine.kv_tokens = told or spec.profile.kv_tokens
+            if not row.retired:
+                self.fit_index(row)
         if row.retired:
             row.retired = False
             row.up = True

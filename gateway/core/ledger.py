@@ -235,6 +235,7 @@ class SilentPrefills:
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Account, Ticket]] = []
+        self._added = 0
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -242,7 +243,8 @@ class SilentPrefills:
     def add(self, row: Account, ticket: Ticket, now: float) -> None:
         """Expect the prefill to be over once all that `row` owes now is, with some allowance."""
         due = now + _SILENT_ALLOWANCE * row.queue_s + _SILENT_EXTRA_S
-        heappush(self._heap, (due, ticket.id, row, ticket))
+        self._added += 1
+        heappush(self._heap, (due, self._added, row, ticket))
 
     def due(self, now: float) -> list[Account]:
         """Settle what should be over; return the backends whose books changed."""

@@ -4,9 +4,11 @@ Units are in the names (`_s` seconds, `_tokens`, `_blocks`). `now` is always mon
 """
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, StrEnum, unique
 from typing import Any, NewType
+
+import msgspec
 
 BackendId = NewType("BackendId", int)
 """Slot of a backend in the dispatcher: the bit it owns in the trie's masks. Reused only after drop."""
@@ -58,8 +60,7 @@ class Outcome(StrEnum):
     INTERNAL_ERROR = "internal_error"
 
 
-@dataclass(slots=True, frozen=True)
-class Chain:
+class Chain(msgspec.Struct, frozen=True, gc=False):
     """A prompt as chained block hashes.
 
     `hashes[i]` covers blocks 0..i, full blocks only. `tokens` is the whole prompt's token count,
@@ -81,8 +82,7 @@ class Chain:
         return min(self.tokens, int(widths * self.tokens_per_block))
 
 
-@dataclass(slots=True, frozen=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True, gc=False):
     """Token counts an engine reported; None = it did not say."""
 
     prompt_tokens: int | None = None
@@ -111,8 +111,7 @@ class Snapshot:
     start_time: float | None = None
 
 
-@dataclass(slots=True, frozen=True)
-class Query:
+class Query(msgspec.Struct, frozen=True):
     """One request as the dispatcher sees it: everything a decision needs and nothing else.
 
     `stream` False = the answer comes whole, so its first byte says nothing about the prefill.
@@ -132,8 +131,7 @@ TrailRow = tuple[str, int, int, int, float, float, tuple[float, ...]]
 """A candidate as a decision saw it: name, hit and uncached tokens, in flight, owed_s, cost, terms."""
 
 
-@dataclass(slots=True)
-class Ticket:
+class Ticket(msgspec.Struct):
     """An admitted request's place in the books, from `admit` until `finish`.
 
     The dispatcher owns and mutates it; callers read `backend` (the configured name) and the
@@ -157,7 +155,7 @@ class Ticket:
     known_blocks: int = 0
     first_token_at: float | None = None
     attempts: int = 1
-    tried: list[BackendId] = field(default_factory=list)
+    tried: list[BackendId] = []
     finished: bool = False
     owes: bool = False
     visit: Any = None
@@ -182,8 +180,7 @@ class Refusal:
     detail: str
 
 
-@dataclass(slots=True, frozen=True)
-class Finish:
+class Finish(msgspec.Struct, frozen=True):
     """How a ticket ended, as far as learning and settlement care.
 
     `prefilled` = the backend surely began the prefill (an answer head or a byte came), so the

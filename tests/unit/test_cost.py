@@ -1,0 +1,153 @@
+from math import exp
+from random import Random
+
+import pytest
+
+from gateway.core import cost
+from gateway.core.ledger import RATE_WINDOW_S, Account
+from gateway.core.pool import fill
+from gateway.core.settings import EngineProfile
+from gateway.core.types import Query
+from tests.core_kit import account, demand, query, ticket_for
+
+RNG = Random(0)
+WANTED = query(("p", 4096), output=300, tail=0)
+
+
+def priced(
+    row: Account, wanted: Query = WANTED, *, depth: int = 0, now: float = 0.0
+) -> dict[str, float]:
+    """Price `wanted` on `row` alone; return the terms by name, and the total as `cost`."""
+    cost.refresh(row)
+    fill([row], [(depth, row.bit)] if depth else [], wanted.chain, now)
+    cost.score([row], demand(wanted, now), RNG)
+    return {**dict(zip(cost.TERMS, row.terms, strict=True)), "cost": row.cost}
+
+
+def busy(count: int, *, prefilled: bool = True, tokens: int = 1024) -> Account:
+    row = account()
+    for ident in range(count):
+        ticket = ticket_for(query((f"u{ident}", tokens), tail=0), row, ident)
+        row.place(ticket, 0.0)
+        if prefilled:
+            row.prefilled(ticket)
+    return row
+
+
+def test_the_price_is_the_sum_of_its_terms() -> None:
+    terms = priced(busy(30))
+    total = terms.pop("cost")
+    assert total == pytest.approx(sum(terms.values()))
+
+
+def test_an_idle_backend_costs_the_prefill_and_the_answer() -> None:
+    row = account()
+    terms = priced(row)
+    assert terms["prefill_s"] == pytest.approx(row.engine.prefill_s(4096, 4096))
+    for name in ("queue_s", "congestion_s", "eviction_s", "stall_s", "kv_guard_s", "slot_guard_s"):
+        assert terms[name] == 0.0, name
+
+
+@pytest.mark.parametrize("tpot_slo", [0.02, 0.012])
+def test_every_term_equals_the_published_formula(tpot_slo: float) -> None:
+    """results.md, second version, computed here independently for one loaded backend."""
+    profile = EngineProfile(kv_tokens=40_000, max_sequences=40)
+    row = account(profile=profile)
+    for ident in range(39):
+        ticket = ticket_for(query((f"u{ident}", 1024), tail=0), row, ident)
+        row.place(ticket, 0.0)
+        if ident % 3:
+            row.prefilled(ticket)
+    row.oldest_use = -30.0
+    now, output, prompt, depth = 2.0, 300, 4096, 32
+    want = demand(WANTED, now)
+    want.hit_share = 0.7
+    want.tpot_slo_s = tpot_slo
+    cost.refresh(row)
+    fill([row], [(depth, row.bit)], WANTED.chain, now)
+    cost.score([row], want, RNG)
+
+    a, b, c, d, e = 6.5e-3, 30e-6, 1.3e-9, 25e-6, 56e-9
+    u = prompt - depth * 64
+    pf = b * u + c * u * (prompt - u / 2)
+    one = b * 1024 + c * 1024 * 512
+    n, context = 39, 39 * 1024
+    queue = 13 * one
+    rho = min(0.85, 39 * one / 8 * exp(-now / 8))
+    st = 1 / (1 - rho)
+    step, add = a + d * n + e * context, d + e * prompt
+    phi = min(1.0, (step + add) * st / (0.7 * tpot_slo))
+    expected = (
+        queue,
+        pf,
+        pf * rho * st,
+        pf * 10 * 0.7**2 * exp(-(now + 30) / 60),
+        pf * 0.1 * phi * n,
+        0.05 * phi * output * st * (step + n * add),
+        0.1 * output * max(0.0, (step + add) * st - 0.7 * tpot_slo),
+        output * step * st * max(0.0, (context + u + output - 0.95 * 40_000) / 40_000),
+        output * step * st * max(0.0, (n + 1 - 0.9 * 40) / 40),
+    )
+    assert [value for value in expected if not value] == ([0.0] if tpot_slo == 0.02 else [])
+    assert row.terms == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("depth", [1, 10, 63])
+def test_a_longer_prefix_hit_is_cheaper(depth: int) -> None:
+    assert priced(account(), depth=depth + 1)["cost"] < priced(account(), depth=depth)["cost"]
+
+
+def test_a_queue_is_paid_in_full() -> None:
+    row = busy(5, prefilled=False)
+    assert priced(row)["queue_s"] == pytest.approx(row.owed_s)
+
+
+def test_more_running_streams_cost_more() -> None:
+    prices = [priced(busy(count))["cost"] for count in (0, 10, 50, 200)]
+    assert prices == sorted(prices)
+    assert prices[0] < prices[-1]
+
+
+def test_recent_prefill_makes_a_backend_dearer_for_a_while() -> None:
+    row = busy(20)
+    assert (
+        priced(row, now=0.1)["congestion_s"]
+        > 10 * priced(row, now=5 * RATE_WINDOW_S)["congestion_s"]
+    )
+
+
+def test_displacing_what_was_just_used_costs_more_than_displacing_old_prefixes() -> None:
+    prices = []
+    for last_used in (990.0, 500.0):
+        row = account()
+        row.oldest_use = last_used
+        want = demand(WANTED, 1000.0)
+        want.hit_share = 0.9
+        fill([row], [], WANTED.chain, 1000.0)
+        cost.score([row], want, RNG)
+        prices.append(row.terms[cost.TERMS.index("eviction_s")])
+    assert prices[0] > 100 * prices[1] > 0
+
+
+def test_a_nearly_full_kv_cache_is_avoided() -> None:
+    row = busy(10, tokens=39_936)
+    assert priced(row)["kv_guard_s"] > 0
+    assert priced(busy(10))["kv_guard_s"] == 0.0
+
+
+def test_others_on_the_engine_count_like_our_own() -> None:
+    own = priced(busy(40))
+    shared = account()
+    shared.other_in_flight = 40
+    shared.other_context_tokens = 40 * 1024
+    assert priced(shared)["decode_s"] == pytest.approx(own["decode_s"], rel=0.5)
+    assert priced(shared)["stall_s"] > 0
+
+
+def test_load_orders_idle_before_busy_backends() -> None:
+    rows = [account(), busy(2), busy(2, prefilled=False), busy(60, prefilled=False)]
+    for row in rows:
+        cost.refresh(row)
+    loads = [row.load for row in rows]
+    assert loads == sorted(loads)
+    assert loads[0] == 0.0

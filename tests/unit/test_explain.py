@@ -1,0 +1,111 @@
+from gateway.core.explain import (
+    AWAY,
+    HOME,
+    NO_HIT,
+    ONLY,
+    REMEMBERED,
+    Memory,
+    reason_for,
+    trail_of,
+    why_not,
+)
+from gateway.core.policies import policy_named
+from gateway.core.types import Ticket
+from tests.core_kit import account, query, ticket_for
+
+COST = policy_named("cost")
+
+
+def decided(ident: int = 1) -> Ticket:
+    row = account()
+    row.terms = (0.0, 0.1, 0.0, 0.0, 0.0, 0.2, 0.0, 0.0, 0.0)
+    row.cost = 0.3
+    ticket = ticket_for(query(("secret", 640)), row, ident)
+    ticket.reason = NO_HIT
+    ticket.trail = trail_of([row])
+    return ticket
+
+
+def test_the_reason_tells_home_from_away_from_cold() -> None:
+    rows = [account(0), account(1)]
+    assert reason_for(rows[:1], rows[0]) == ONLY
+    assert reason_for(rows, rows[0]) == NO_HIT
+    rows[0].depth = 5
+    assert reason_for(rows, rows[0]) == HOME
+    assert reason_for(rows, rows[1]) == AWAY
+
+
+def test_a_remembered_decision_reads_as_it_was_made() -> None:
+    memory = Memory()
+    memory.remember("r1", decided(), COST)
+    told = memory.recall("r1")
+    assert told is not None
+    assert (told.cls, told.winner, told.reason, told.prompt_tokens) == ("chat", "b0", NO_HIT, 650)
+    assert told.backends[0].cost_s == 0.3
+    assert told.backends[0].terms["decode_s"] == 0.2
+
+
+def test_only_policies_that_price_in_seconds_show_a_cost() -> None:
+    memory = Memory()
+    ticket = decided()
+    ticket.trail = tuple((*row[:6], (1.0,)) for row in ticket.trail)
+    memory.remember("r1", ticket, policy_named("least_requests"))
+    told = memory.recall("r1")
+    assert told is not None
+    assert told.backends[0].cost_s is None
+    assert told.backends[0].terms == {"in_flight": 1.0}
+
+
+def test_unknown_ids_are_not_remembered() -> None:
+    assert Memory().recall("x") is None
+
+
+def test_only_the_last_thousand_are_kept() -> None:
+    memory = Memory()
+    for ident in range(REMEMBERED + 50):
+        memory.remember(str(ident), decided(), COST)
+    assert len(memory) == REMEMBERED
+    assert memory.recall("49") is None
+    assert memory.recall("50") is not None
+
+
+def test_an_id_seen_again_shows_the_last_decision_and_takes_one_place() -> None:
+    memory = Memory()
+    memory.remember("r", decided(), COST)
+    again = decided()
+    again.backend = "b7"
+    memory.remember("r", again, COST)
+    told = memory.recall("r")
+    assert told is not None
+    assert told.winner == "b7"
+    assert len(memory) == 1
+
+
+def test_a_ticket_gives_its_trail_away_once() -> None:
+    memory = Memory()
+    ticket = decided()
+    memory.remember("r", ticket, COST)
+    memory.remember("other", ticket, COST)
+    assert ticket.trail == ()
+    assert memory.recall("other") is None
+
+
+def test_of_a_big_pool_the_cheapest_candidates_are_kept() -> None:
+    rows = [account(slot) for slot in range(200)]
+    for row in rows:
+        row.cost = 200.0 - row.slot
+    trail = trail_of(rows)
+    assert len(trail) == 32
+    assert {name for name, *_ in trail} == {f"b{slot}" for slot in range(168, 200)}
+
+
+def test_each_way_to_be_left_out_has_its_words() -> None:
+    row = account()
+    assert why_not(row, 0.0).startswith("busier")
+    for ident in range(3):
+        row.breaker.failed(ident, 0.0)
+    assert why_not(row, 0.0) == "breaker open"
+    row.draining = True
+    assert why_not(row, 0.0) == "draining"
+    row.up = False
+    assert why_not(row, 0.0) == "down"

@@ -1,0 +1,67 @@
+from random import Random
+
+from gateway.core.hot import HotPrefixes, deserves_home
+from tests.core_kit import account
+
+
+def test_a_prefix_of_all_traffic_deserves_every_backend() -> None:
+    hot = HotPrefixes()
+    for _ in range(400):
+        hot.note(1)
+    assert 7.9 < hot.homes_deserved(1, 8) <= 8
+
+
+def test_a_prefix_of_a_few_requests_deserves_less_than_one() -> None:
+    hot = HotPrefixes()
+    for key in range(300):
+        hot.note(key % 150)
+    assert hot.homes_deserved(7, 8) < 1
+
+
+def test_two_requests_prove_nothing() -> None:
+    hot = HotPrefixes()
+    hot.note(1)
+    hot.note(1)
+    assert hot.homes_deserved(1, 2) < 1
+
+
+def test_what_is_no_longer_asked_for_is_forgotten() -> None:
+    hot = HotPrefixes()
+    for _ in range(500):
+        hot.note(1)
+    for _ in range(20_000):
+        hot.note(None)
+    assert hot.homes_deserved(1, 8) < 0.1
+
+
+def test_its_memory_is_bounded() -> None:
+    hot = HotPrefixes()
+    rng = Random(1)
+    sizes = []
+    for _ in range(20_000):
+        hot.note(rng.getrandbits(64))
+        sizes.append(len(hot))
+    assert max(sizes) <= 1024
+
+
+def test_one_more_home_only_while_the_homes_are_the_busy_ones() -> None:
+    hot = HotPrefixes()
+    for _ in range(100):
+        hot.note(1)
+    rows = [account(slot) for slot in range(4)]
+    assert not deserves_home(hot, rows, 1, 0b0001, 4)
+    rows[0].sequences = 10
+    assert deserves_home(hot, rows, 1, 0b0001, 4)
+    rows[1].sequences = 2
+    assert not deserves_home(hot, rows, 1, 0b0011, 4)
+    assert not deserves_home(hot, rows, 1, 0b1111, 4)
+    assert not deserves_home(hot, rows[1:], 1, 0b0001, 4)
+
+
+def test_an_ordinary_conversation_gets_no_further_home_however_busy_it_is() -> None:
+    hot = HotPrefixes()
+    for key in range(400):
+        hot.note(key % 40)
+    rows = [account(slot) for slot in range(4)]
+    rows[0].sequences = 50
+    assert not deserves_home(hot, rows, 5, 0b0001, 4)

@@ -113,7 +113,7 @@ def trie_cost(rng: random.Random, backends: int) -> None:
     """Growing conversations on 64 backends at their capacity, under a common system prompt."""
     trie = RadixTrie(1 << 40)
     for slot in range(backends):
-        trie.add_backend(slot, 50_000)
+        trie.add_backend(slot, 6_000)
     systems = [blocks(rng, 128) for _ in range(20)]
     talks = [rng.choice(systems) + blocks(rng, 80) for _ in range(2_000)]
     homes = [rng.randrange(backends) for _ in talks]

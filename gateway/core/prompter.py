@@ -5,6 +5,7 @@ else per model and class. Must stay bounded: every table has a cap.
 """
 
 from array import array
+from collections import OrderedDict
 from typing import Any, Final, Protocol
 
 from gateway.core.canonical import canonical
@@ -49,8 +50,8 @@ class BytePrompter:
     def __init__(self, salt: int, block_bytes: int = BLOCK_BYTES) -> None:
         self._salt = salt & 0xFFFF_FFFF_FFFF_FFFF
         self._block_bytes = block_bytes
-        self._conversations: dict[int, float] = {}
-        self._models: dict[tuple[str, str], float] = {}
+        self._conversations: OrderedDict[int, float] = OrderedDict()
+        self._models: OrderedDict[tuple[str, str], float] = OrderedDict()
 
     def chain(self, request: ParsedRequest, *, isolation: str = "", cls: str = "") -> Chain:
         """Return the prompt's chain, its token count estimated."""
@@ -94,12 +95,13 @@ class BytePrompter:
         return self._models.get((model, cls)) or self._models.get((model, "")) or DEFAULT_RATIO
 
 
-def _blend(table: dict[Any, float], key: Any, ratio: float, weight: float, cap: int) -> None:
+def _blend(table: OrderedDict[Any, float], key: Any, ratio: float, weight: float, cap: int) -> None:
     """Move the entry towards `ratio` and make it the youngest; the oldest makes room."""
-    old = table.pop(key, None)
+    old = table.get(key)
     table[key] = ratio if old is None else old + weight * (ratio - old)
+    table.move_to_end(key)
     if len(table) > cap:
-        del table[next(iter(table))]
+        table.popitem(last=False)
 
 
 def _is_token_ids(request: ParsedRequest) -> bool:

@@ -5,6 +5,7 @@ kept in a cache of bounded size. What cannot be rendered exactly falls back to b
 """
 
 from array import array
+from collections import OrderedDict
 from typing import Final
 
 import orjson
@@ -27,13 +28,13 @@ class EncodingCache:
     def __init__(self, max_bytes: int = CACHE_BYTES) -> None:
         self.max_bytes = max_bytes
         self.bytes = 0
-        self._table: dict[bytes, array[int]] = {}
+        self._table: OrderedDict[bytes, array[int]] = OrderedDict()
 
     def get(self, key: bytes) -> "array[int] | None":
         """Return the ids of a text, and make them the youngest."""
-        ids = self._table.pop(key, None)
+        ids = self._table.get(key)
         if ids is not None:
-            self._table[key] = ids
+            self._table.move_to_end(key)
         return ids
 
     def put(self, key: bytes, ids: "array[int]") -> None:
@@ -44,7 +45,7 @@ class EncodingCache:
         self._table[key] = ids
         self.bytes += _size(ids)
         while self.bytes > self.max_bytes:
-            self.bytes -= _size(self._table.pop(next(iter(self._table))))
+            self.bytes -= _size(self._table.popitem(last=False)[1])
 
 
 class TokenPrompter:

@@ -2,7 +2,7 @@
 
 from array import array
 
-from gateway.core.trie import RadixTrie, _Node
+from gateway.core.trie import RadixTrie, Visit, _Node
 
 
 class NaiveIndex:
@@ -83,10 +83,22 @@ def compare(trie: RadixTrie, naive: NaiveIndex, chains: list[list[int]]) -> None
         assert trie.depths(array("Q", chain)) == {s: d for s, d in expected.items() if d}
 
 
+def ring(head: Visit) -> dict[Visit, None]:
+    """The visits of a ring, oldest first."""
+    members: dict[Visit, None] = {}
+    visit = head.newer
+    while visit is not head:
+        assert visit.newer.older is visit
+        members[visit] = None
+        visit = visit.newer
+    return members
+
+
 def check_structure(trie: RadixTrie) -> None:
     """Assert every invariant that the trie's own docstring states, and its counts."""
     nodes = blocks = holders = 0
     sizes: dict[int, int] = dict.fromkeys(trie._shares, 0)
+    rings = {slot: ring(share.visits) for slot, share in trie._shares.items()}
     stack: list[_Node] = [trie._root]
     while stack:
         node = stack.pop()
@@ -99,7 +111,7 @@ def check_structure(trie: RadixTrie) -> None:
             assert set(kid.stamps) == {s for s in range(256) if kid.mask >> s & 1}
             for slot, visit in kid.stamps.items():
                 sizes[slot] += len(kid.run)
-                assert visit in trie._shares[slot].visits
+                assert visit in rings[slot]
                 if node.parent is not None:
                     assert node.stamps[slot].at >= visit.at
             same = node.parent is not None and len(node.kids) == 1
@@ -111,9 +123,9 @@ def check_structure(trie: RadixTrie) -> None:
     visits = 0
     for slot, share in trie._shares.items():
         assert share.blocks == sizes[slot] <= share.capacity
-        visits += len(share.visits)
-        assert [v.at for v in share.visits] == sorted(v.at for v in share.visits)
-        for visit in share.visits:
+        visits += len(rings[slot])
+        assert [v.at for v in rings[slot]] == sorted(v.at for v in rings[slot])
+        for visit in rings[slot]:
             assert visit.leaf.stamps[slot] is visit
             assert all(kid.stamps.get(slot) is not visit for kid in visit.leaf.kids.values())
     assert visits == trie._visits

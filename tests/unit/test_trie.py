@@ -179,6 +179,33 @@ def test_broken_chains_never_break_the_trie() -> None:
     assert (trie.nodes, trie.total_blocks) == (1, 0)
 
 
+def test_evicted_prompts_leave_nothing_to_the_cycle_collector() -> None:
+    rng = random.Random(4)
+    trie = trie_of(0, 1, 2, capacity=200)
+    gc.collect()
+    gc.disable()
+    try:
+        for step in range(2000):
+            blocks = [*range(rng.randrange(8)), *(rng.getrandbits(60) for _ in range(5))]
+            visit = trie.insert(step % 3, chain(*blocks), float(step))
+            if step % 7 == 0:
+                trie.trim(step % 3, chain(*blocks), 2, visit)
+        trie.drop(0)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+
+
+def test_a_held_visit_keeps_no_later_one_alive() -> None:
+    trie = trie_of(0, capacity=3)
+    held = trie.insert(0, chain(1, 2, 3), 0.0)
+    for step in range(1, 5):
+        trie.insert(0, chain(*range(step * 10, step * 10 + 3)), float(step))
+    assert held is not None
+    assert held.newer is held.older
+    assert held.newer.at == float("-inf")
+
+
 @pytest.mark.parametrize(("new_blocks", "holders"), [(4, 1), (40, 1), (200, 1), (40, 8)])
 def test_estimated_bytes_follow_real_memory(new_blocks: int, holders: int) -> None:
     rng = random.Random(7)

@@ -68,8 +68,7 @@ def test_even_oversized_requests_only_spend_ahead_of_the_refill(
 def test_real_use_is_paid_for_before_anyone_else_passes(
     spec: BucketSpec, requests: list[tuple[float, float, float]]
 ) -> None:
-    """Requests one after another, using less or more than they reserved: all but the last of any
-    window fits its burst and refill."""
+    """One after another, using less or more than reserved: all but a window's last fit it."""
     bucket = Bucket(spec, 0.0)
     now = 0.0
     charges: list[tuple[float, float]] = []

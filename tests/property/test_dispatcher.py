@@ -1,5 +1,7 @@
-"""Whatever happens to requests, in any order: books and gauges end at zero, and no ineligible
-backend is ever chosen."""
+"""Whatever happens to requests, in any order.
+
+Books and gauges end at zero, and no ineligible backend is ever chosen.
+"""
 
 from dataclasses import replace
 from random import Random
@@ -227,41 +229,62 @@ TestLife = Life.TestCase
 TestLife.settings = tuned(max_examples=60, stateful_step_count=60, deadline=None)
 
 
+class Walk:
+    """A long random life of a fleet, one weighted step after another."""
+
+    def __init__(self, policy: str) -> None:
+        self.policy = policy
+        self.rng = Random(policy)
+        self.core = Dispatcher(configured(list(NAMES), policy), Random(1), 0.0)
+        self.live: list[Ticket] = []
+        self.now = 0.0
+
+    def step(self) -> None:
+        self.now += self.rng.expovariate(20.0)
+        moves = (self.arrive, self.fail, self.answer, self.end, self.turn, self.reload)
+        self.rng.choices(moves, (40, 10, 20, 25, 3, 2))[0]()
+
+    def arrive(self) -> None:
+        rng = self.rng
+        parts = [(rng.choice("abcdef"), 64 * rng.randrange(60)) for _ in range(rng.randrange(4))]
+        asked = Query("m", "chat", chain(*parts, tail=3), 50, stream=rng.random() < 0.8)
+        answer = self.core.admit(asked, self.now)
+        if isinstance(answer, Ticket):
+            self.live.append(answer)
+
+    def fail(self) -> None:
+        waiting = [ticket for ticket in self.live if ticket.first_token_at is None]
+        if waiting:
+            ticket = self.rng.choice(waiting)
+            self.core.attempt_failed(ticket, self.now)
+            self.core.reassign(ticket, self.now)
+
+    def answer(self) -> None:
+        if self.live:
+            self.core.first_token(self.rng.choice(self.live), self.now)
+
+    def end(self) -> None:
+        rng = self.rng
+        for _ in range(min(len(self.live), 1 + len(self.live) // 200)):
+            ticket = self.live.pop(rng.randrange(len(self.live)))
+            usage = Usage(ticket.query.chain.tokens, rng.randrange(80), rng.randrange(2000))
+            ended = Finish(rng.choice(list(Outcome)), rng.random() < 0.7, usage, 5, self.now)
+            self.core.finish(ticket, ended, self.now)
+
+    def turn(self) -> None:
+        self.core.set_up(self.rng.choice(NAMES), self.rng.random() < 0.8, self.now)
+
+    def reload(self) -> None:
+        self.core.apply(configured(sorted(self.rng.sample(NAMES, 3)), self.policy), self.now)
+
+
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_five_thousand_random_steps_end_with_empty_books(policy: str) -> None:
-    rng = Random(policy)
-    core = Dispatcher(configured(list(NAMES), policy), Random(1), 0.0)
-    live: list[Ticket] = []
-    now = 0.0
+    walk = Walk(policy)
     for _ in range(5000):
-        now += rng.expovariate(20.0)
-        move = rng.random()
-        if move < 0.4 or not live:
-            parts = [
-                (rng.choice("abcdef"), 64 * rng.randrange(60)) for _ in range(rng.randrange(4))
-            ]
-            asked = Query("m", "chat", chain(*parts, tail=3), 50, stream=rng.random() < 0.8)
-            answer = core.admit(asked, now)
-            if isinstance(answer, Ticket):
-                live.append(answer)
-        elif move < 0.5:
-            ticket = rng.choice(live)
-            if ticket.first_token_at is None:
-                core.attempt_failed(ticket, now)
-                core.reassign(ticket, now)
-        elif move < 0.7:
-            core.first_token(rng.choice(live), now)
-        elif move < 0.95 or len(live) > 200:
-            ticket = live.pop(rng.randrange(len(live)))
-            usage = Usage(ticket.query.chain.tokens, rng.randrange(80), rng.randrange(2000))
-            ended = Finish(rng.choice(list(Outcome)), rng.random() < 0.7, usage, 5, now)
-            core.finish(ticket, ended, now)
-        elif move < 0.98:
-            core.set_up(rng.choice(NAMES), rng.random() < 0.8, now)
-        else:
-            core.apply(configured(sorted(rng.sample(NAMES, 3)), policy), now)
-    for ticket in live:
-        core.finish(ticket, Finish(Outcome.CLIENT_CLOSED, False), now)
-    for row in core._fleet.by_slot.values():
+        walk.step()
+    for ticket in walk.live:
+        walk.core.finish(ticket, Finish(Outcome.CLIENT_CLOSED, False), walk.now)
+    for row in walk.core._fleet.by_slot.values():
         assert (row.in_flight, row.owed_ns, row.owed_tokens) == (0, 0, 0)
         assert (row.context_tokens, row.kv_tokens, row.pinned) == (0, 0, {})

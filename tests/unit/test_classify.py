@@ -1,4 +1,7 @@
+from typing import Any
+
 import pytest
+from msgspec.structs import replace
 
 from gateway.core.classify import DEFAULT_RULE, FORCED_RULE, KEY_RULE, Classifier, Features
 from gateway.core.settings import ClassSpec, MatchRule
@@ -20,9 +23,8 @@ PLAIN = Features(
 )
 
 
-def classify(**changes: object) -> tuple[str, str]:
-    values = {name: getattr(PLAIN, name) for name in PLAIN.__slots__}
-    return Classifier((CODING, CHAT)).classify(Features(**{**values, **changes}))
+def classify(**changes: Any) -> tuple[str, str]:
+    return Classifier((CODING, CHAT)).classify(replace(PLAIN, **changes))
 
 
 def test_what_no_rule_matches_is_of_the_default_class() -> None:

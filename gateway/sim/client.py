@@ -7,13 +7,14 @@ Connections only to the URL it is given; everything ends when the run does.
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import aiohttp
 import orjson
 
-from gateway.sim.report import Record, Result
+from gateway.sim.report import Record, Result, quantile
 from gateway.sim.workload import Session, Turn
 from gateway.tasks import spawn, stop
 
@@ -30,11 +31,15 @@ class LoadClient:
         self._scale = time_scale
         self._zero = time.monotonic()
         self.records: list[Record] = []
-        self.worst_lag_s = 0.0
+        self._lags: deque[float] = deque(maxlen=4096)
 
     def now(self) -> float:
         """Return engine seconds since the run began."""
         return (time.monotonic() - self._zero) / self._scale
+
+    def lag_s(self) -> float:
+        """Return the 99th percentile of how late this loop was, in wall seconds."""
+        return quantile(sorted(self._lags), 0.99) or 0.0
 
     async def run(
         self,
@@ -65,7 +70,7 @@ class LoadClient:
             before = time.monotonic()
             await asyncio.sleep(0.05)
             now = time.monotonic()
-            self.worst_lag_s = max(self.worst_lag_s, now - before - 0.05)
+            self._lags.append(now - before - 0.05)
             if now >= due:
                 due = now + each_s
                 tick()
@@ -122,22 +127,22 @@ class LoadClient:
                 record.result = Result.REFUSED if refused else Result.FAILED
                 return None
             pieces: list[bytes] = []
-            first = last = None
+            last: float | None = None
             async for piece in response.content.iter_any():
                 pieces.append(piece)
                 if b'"content":"' not in piece:
                     continue
                 now = self.now()
                 if last is None:
-                    first = now
+                    record.ttft_s = now - record.sent_at
                 else:
                     record.longest_gap_s = max(record.longest_gap_s, now - last)
                 last = now
         record.total_s = self.now() - record.sent_at
-        return _read(b"".join(pieces), record, first, last)
+        return _read(b"".join(pieces), record, last)
 
 
-def _read(body: bytes, record: Record, first: float | None, last: float | None) -> str | None:
+def _read(body: bytes, record: Record, last: float | None) -> str | None:
     """Fill the record from a whole stream; return its text, None if it did not end properly."""
     text: list[str] = []
     complete = False
@@ -155,11 +160,11 @@ def _read(body: bytes, record: Record, first: float | None, last: float | None) 
             details = usage.get("prompt_tokens_details") or {}
             record.cached_tokens = details.get("cached_tokens") or 0
         text += [choice["delta"].get("content") or "" for choice in value.get("choices", ())]
-    if not complete or first is None or last is None:
+    if not complete or record.ttft_s is None or last is None:
         record.result = Result.FAILED
         return None
     record.result = Result.OK
-    record.ttft_s = first - record.sent_at
     if record.completion_tokens > 1:
-        record.tpot_s = (last - first) / (record.completion_tokens - 1)
+        decode_s = last - record.sent_at - record.ttft_s
+        record.tpot_s = decode_s / (record.completion_tokens - 1)
     return "".join(text)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum, unique
+from math import ceil
 from typing import Any
 
 from gateway.core.settings import Slo
@@ -55,7 +56,7 @@ def quantile(values: Sequence[float], q: float) -> float | None:
     """Return the q-quantile of sorted values (nearest rank); None without values."""
     if not values:
         return None
-    return values[min(len(values) - 1, max(0, round(q * len(values) + 0.5) - 1))]
+    return values[max(0, ceil(q * len(values)) - 1)]
 
 
 def summarise(
@@ -63,13 +64,13 @@ def summarise(
 ) -> dict[str, Any]:
     """Return the figures of `records` over `seconds`; `head` are keys put before them.
 
-    A request the run cut off counts as one that missed its target if it had waited beyond it
-    without a first token, else not at all: its outcome is unknown.
+    A request that the run cut off without a first token counts as missed, its wait as its TTFT, if
+    that was beyond its target; any other cut one does not count: its outcome is unknown.
     """
-    judged = [r for r in records if r.result is not Result.CUT or r.waited_s > SLOS[r.cls].ttft_s]
+    judged = [r for r in records if r.result is not Result.CUT or _overdue(r)]
     done = [r for r in judged if r.result is Result.OK]
     within = sum(1 for r in judged if r.within(SLOS[r.cls]))
-    ttft = sorted(_ttft(r) for r in judged if r.result is not Result.REFUSED)
+    ttft = sorted(_ttft(r) for r in judged if r.result in (Result.OK, Result.CUT))
     tpot = sorted(r.tpot_s for r in done if r.tpot_s is not None)
     prompt = sum(r.prompt_tokens for r in done)
     totals = [r.total_s for r in done if r.total_s is not None]
@@ -96,6 +97,10 @@ def summarise(
             for name in names
         }
     return report
+
+
+def _overdue(record: Record) -> bool:
+    return record.ttft_s is None and record.waited_s > SLOS[record.cls].ttft_s
 
 
 def _ttft(record: Record) -> float:

@@ -15,83 +15,26 @@ child's; no node but the root has an empty mask. Must never look at a clock: `no
 """
 
 from array import array
-from collections.abc import Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final
 
+from gateway.core.runs import (
+    BLOCK_BYTES,
+    HOLDER_BYTES,
+    NODE_BYTES,
+    VISIT_BYTES,
+    Node,
+    Share,
+    Visit,
+    common,
+    depth_of,
+    slots_of,
+)
+
+__all__ = ["DEFAULT_MAX_BYTES", "MAX_SLOTS", "RadixTrie", "Visit"]
+
 MAX_SLOTS: Final = 256
 DEFAULT_MAX_BYTES: Final = 512 * 1024 * 1024
-
-# CPython 3.11 sizes, checked against tracemalloc by the unit tests.
-BLOCK_BYTES: Final = 8
-NODE_BYTES: Final = 500  # node, array, table of stamps, share of the parent's table
-HOLDER_BYTES: Final = 25  # one more entry in a node's stamps
-VISIT_BYTES: Final = 80  # visit, its float
-
-
-class Visit:
-    """One insert: when, and the deepest node whose last use it still is. Opaque to callers.
-
-    Also a link of its backend's ring of visits, whose head is older than the oldest.
-    """
-
-    __slots__ = ("at", "leaf", "newer", "older")
-
-    def __init__(self, at: float, leaf: "_Node") -> None:
-        self.at = at
-        self.leaf = leaf
-        self.newer = self.older = self
-
-    def join(self, head: "Visit") -> None:
-        """Become the newest of a ring."""
-        last = head.older
-        self.older = last
-        self.newer = head
-        last.newer = head.older = self
-
-    def leave(self) -> None:
-        """Leave the ring, and forget it: a held visit must not keep every later one alive."""
-        self.older.newer = self.newer
-        self.newer.older = self.older
-        self.newer = self.older = _NOBODY
-
-
-class _Node:
-    """A run of blocks. `stamps` has one visit for each bit of `mask`, keyed by slot."""
-
-    __slots__ = ("kids", "mask", "parent", "run", "stamps")
-
-    def __init__(
-        self, run: "array[int]", mask: int, parent: "_Node | None", stamps: dict[int, Visit]
-    ) -> None:
-        self.run = run
-        self.mask = mask
-        self.parent = parent
-        self.stamps = stamps
-        self.kids: dict[int, _Node] = {}
-
-
-class _Share:
-    """A backend's part of the trie. `visits` is the head of its ring.
-
-    `aged` = the heap of ages has an entry for it (one at most).
-    """
-
-    __slots__ = ("aged", "blocks", "capacity", "visits")
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.blocks = 0
-        self.aged = False
-        self.visits = Visit(float("-inf"), _NOWHERE)
-
-    def oldest(self) -> Visit | None:
-        first = self.visits.newer
-        return None if first is self.visits else first
-
-
-_NOWHERE: Final = _Node(array("Q"), 0, None, {})
-_NOBODY: Final = Visit(float("-inf"), _NOWHERE)
 
 
 class RadixTrie:
@@ -104,9 +47,9 @@ class RadixTrie:
         self._holders = 0  # set bits over all masks
         self._visits = 0
         self._now = float("-inf")
-        self._shares: dict[int, _Share] = {}
+        self._shares: dict[int, Share] = {}
         self._ages: list[tuple[float, int]] = []  # heap of (lower bound of oldest use, slot)
-        self._root = _Node(array("Q"), -1, None, {})
+        self._root = Node(array("Q"), -1, None, {})
 
     # -- backends ---------------------------------------------------------------------------
 
@@ -117,7 +60,7 @@ class RadixTrie:
         if slot in self._shares:
             self.set_capacity(slot, capacity_blocks)
         else:
-            self._shares[slot] = _Share(max(0, capacity_blocks))
+            self._shares[slot] = Share(max(0, capacity_blocks))
 
     def set_capacity(self, slot: int, capacity_blocks: int) -> None:
         """Change how much `slot` can hold; what no longer fits is evicted now."""
@@ -150,26 +93,25 @@ class RadixTrie:
         alive = -1
         at = 0
         end = len(hashes)
-        node = self._root
+        kids = self._root.kids
         while at < end:
-            child = node.kids.get(hashes[at])
+            child = kids.get(hashes[at])
             if child is None:
                 break
-            still = alive & child.mask
-            if still != alive:
-                if at:
+            if child.mask != alive:
+                still = alive & child.mask
+                if at and still != alive:
                     held.append((at, alive ^ still))
                 if not still:
                     return held
                 alive = still
             run = child.run
-            length = len(run)
-            if length <= end - at and run[length - 1] == hashes[at + length - 1]:
-                at += length
-                node = child
-                continue
-            at += _common(run, hashes, at)
-            break
+            below = at + len(run)
+            if below > end or run[-1] != hashes[below - 1]:
+                at += common(run, hashes, at)
+                break
+            at = below
+            kids = child.kids
         if at:
             held.append((at, alive))
         return held
@@ -178,7 +120,7 @@ class RadixTrie:
         """Return the blocks held by each slot that holds any."""
         flat: dict[int, int] = {}
         for depth, mask in self.lookup(hashes):
-            for slot in _slots(mask):
+            for slot in slots_of(mask):
                 flat[slot] = depth
         return flat
 
@@ -239,7 +181,7 @@ class RadixTrie:
         node = self._end_of(slot, hashes)
         gone = 0
         while node.parent is not None:
-            start = _depth(node.parent)
+            start = depth_of(node.parent)
             end = start + len(node.run)
             if end <= depth or any(kid.mask >> slot & 1 for kid in node.kids.values()):
                 break
@@ -257,7 +199,7 @@ class RadixTrie:
 
     # -- inside -----------------------------------------------------------------------------
 
-    def _walk_in(self, slot: int, share: _Share, hashes: "array[int]", visit: Visit) -> _Node:
+    def _walk_in(self, slot: int, share: Share, hashes: "array[int]", visit: Visit) -> Node:
         """Give `slot` every block of the chain, stamp its path, return the path's last node."""
         bit = 1 << slot
         at = 0
@@ -270,7 +212,7 @@ class RadixTrie:
                 if not kids and node.mask == bit:  # a conversation's private end: grow in place
                     node.run.extend(hashes[at:])
                 else:
-                    kids[hashes[at]] = node = _Node(hashes[at:], bit, node, {slot: visit})
+                    kids[hashes[at]] = node = Node(hashes[at:], bit, node, {slot: visit})
                     self.nodes += 1
                     self._holders += 1
                 share.blocks += end - at
@@ -279,7 +221,7 @@ class RadixTrie:
             run = child.run
             length = len(run)
             if length > end - at or run[length - 1] != hashes[at + length - 1]:
-                length = _common(run, hashes, at)
+                length = common(run, hashes, at)
                 child = self._split(child, length)
             old = child.stamps.get(slot)
             if old is None:
@@ -296,12 +238,12 @@ class RadixTrie:
             at += length
         return node
 
-    def _split(self, node: _Node, keep: int) -> _Node:
+    def _split(self, node: Node, keep: int) -> Node:
         """Put a new node with the first `keep` blocks above `node`, and return it."""
         parent = node.parent
-        assert parent is not None
+        assert parent is not None  # the root has no run to split
         run = node.run
-        top = _Node(run[:keep], node.mask, parent, node.stamps.copy())
+        top = Node(run[:keep], node.mask, parent, node.stamps.copy())
         parent.kids[run[0]] = top
         top.kids[run[keep]] = node
         node.run = run[keep:]
@@ -310,23 +252,23 @@ class RadixTrie:
         self._holders += len(top.stamps)
         return top
 
-    def _merge(self, node: _Node, only: _Node) -> None:
+    def _merge(self, node: Node, only: Node) -> None:
         """Fold `node` into its only child: same holders, same last uses, so never told apart."""
         parent = node.parent
-        assert parent is not None
+        assert parent is not None  # the root's mask is no node's
         parent.kids[node.run[0]] = only
         only.run = node.run + only.run
         only.parent = parent
         self.nodes -= 1
         self._holders -= len(node.stamps)
 
-    def _try_merge(self, node: _Node) -> None:
+    def _try_merge(self, node: Node) -> None:
         if len(node.kids) == 1 and node.parent is not None:
             (only,) = node.kids.values()
             if node.mask == only.mask and node.stamps == only.stamps:
                 self._merge(node, only)
 
-    def _evict(self, slot: int, share: _Share, count: int) -> None:
+    def _evict(self, slot: int, share: Share, count: int) -> None:
         """Take `count` blocks from `slot`, those longest unused first, tails before heads."""
         while count > 0 and (visit := share.oldest()) is not None:
             node = visit.leaf
@@ -334,7 +276,7 @@ class RadixTrie:
             count -= len(node.run) - keep
             self._cut(slot, share, node, keep)
 
-    def _cut(self, slot: int, share: _Share, node: _Node, keep: int) -> None:
+    def _cut(self, slot: int, share: Share, node: Node, keep: int) -> None:
         """End what `slot` holds after the first `keep` blocks of `node`, the lowest it holds."""
         if keep:
             if node.mask == 1 << slot:
@@ -344,7 +286,7 @@ class RadixTrie:
                 return
             self._split(node, keep)
         parent = node.parent
-        assert parent is not None
+        assert parent is not None  # no visit ends at the root
         visit = node.stamps.pop(slot)
         node.mask ^= 1 << slot
         share.blocks -= len(node.run)
@@ -383,7 +325,7 @@ class RadixTrie:
                 keep = max(0, len(node.run) - 1 - excess // BLOCK_BYTES)
             self._cut(slot, share, node, keep)
 
-    def _end_of(self, slot: int, hashes: "array[int]") -> _Node:
+    def _end_of(self, slot: int, hashes: "array[int]") -> Node:
         """Return the last node that `slot` holds and that lies on the chain as a whole."""
         at = 0
         end = len(hashes)
@@ -392,41 +334,8 @@ class RadixTrie:
             child = node.kids.get(hashes[at])
             if child is None or not child.mask >> slot & 1:
                 break
-            if _common(child.run, hashes, at) < len(child.run):
+            if common(child.run, hashes, at) < len(child.run):
                 break
             at += len(child.run)
             node = child
         return node
-
-
-def _common(run: "array[int]", hashes: "array[int]", at: int) -> int:
-    """Return how many blocks of `run` the chain shares from `at` on; at least 1, as the key did.
-
-    Chaining makes agreement monotone, so bisection finds its end.
-    """
-    low = 1
-    high = min(len(run), len(hashes) - at)
-    while low < high:
-        middle = (low + high + 1) >> 1
-        if run[middle - 1] == hashes[at + middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def _slots(mask: int) -> Iterator[int]:
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low
-
-
-def _depth(node: _Node) -> int:
-    """Return the blocks from the root to the end of `node`."""
-    depth = 0
-    above: _Node | None = node
-    while above is not None:
-        depth += len(above.run)
-        above = above.parent
-    return depth

@@ -2,7 +2,8 @@
 
 from array import array
 
-from gateway.core.trie import RadixTrie, Visit, _Node
+from gateway.core.runs import Node
+from gateway.core.trie import RadixTrie, Visit
 
 
 class NaiveIndex:
@@ -99,7 +100,7 @@ def check_structure(trie: RadixTrie) -> None:
     nodes = blocks = holders = 0
     sizes: dict[int, int] = dict.fromkeys(trie._shares, 0)
     rings = {slot: ring(share.visits) for slot, share in trie._shares.items()}
-    stack: list[_Node] = [trie._root]
+    stack: list[Node] = [trie._root]
     while stack:
         node = stack.pop()
         nodes += 1

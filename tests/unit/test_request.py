@@ -1,8 +1,11 @@
 """Bodies of every shape, right and wrong, as routing reads them."""
 
+from pathlib import Path
+
 import orjson
 import pytest
 
+from gateway.core.canonical import canonical
 from gateway.core.request import (
     MAX_PARTS,
     RequestFault,
@@ -12,6 +15,7 @@ from gateway.core.request import (
 )
 from gateway.core.types import Api
 
+SAMPLES = Path(__file__).parents[1] / "samples"
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 BOUNDARY = "multipart/form-data; boundary=xx"
 
@@ -219,3 +223,32 @@ def test_quoted_boundary_and_missing_end_are_accepted() -> None:
     body = form(("model", b"m"), end=b"")
     request = parse_multipart(Api.TRANSLATIONS, 'multipart/form-data; boundary="xx"', body)
     assert request.model == "m"
+
+
+def recorded() -> list[tuple[str, Api, bytes]]:
+    """Every request to a routed path that was recorded from a real engine, with its body."""
+    paths = {api.value: api for api in Api}
+    found: list[tuple[str, Api, bytes]] = []
+    for file in sorted(SAMPLES.rglob("*.request.http")):
+        head, _, body = file.read_bytes().partition(b"\r\n\r\n")
+        method, path = head.split(b" ", 2)[:2]
+        api = paths.get(path.decode())
+        if method == b"POST" and api is not None:
+            found.append((f"{file.parent.name}/{file.name}", api, body))
+    return found
+
+
+@pytest.mark.parametrize(("name", "api", "body"), recorded())
+def test_recorded_requests_are_refused_only_where_the_engine_did(
+    name: str, api: Api, body: bytes
+) -> None:
+    try:
+        request = parse_json(api, body)
+    except RequestFault:
+        assert "err_" in name
+    else:
+        assert canonical(request).startswith(b"\xffM")
+
+
+def test_there_are_recorded_requests() -> None:
+    assert len(recorded()) > 50

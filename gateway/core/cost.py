@@ -116,4 +116,4 @@ def refresh(row: Account) -> None:
     row.queue_s = row.owed_ns * 1e-9 + row.other_owed_s
     row.held_tokens = row.kv_tokens + row.other_context_tokens
     row.step_s = engine.step_s + engine.sequence_s * sequences + engine.context_token_s * context
-    row.load = row.queue_s + 0.05 * row.rate + 1e-3 * engine.slow * sequences
+    row.load = row.queue_s + 1e-3 * engine.slow * sequences

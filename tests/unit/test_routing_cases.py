@@ -83,6 +83,13 @@ def test_r05_cold_requests_one_after_another_are_spread(policy: str) -> None:
     assert max(spread(tickets).values()) <= 18
 
 
+def test_r05_cold_requests_are_spread_over_a_big_pool_too() -> None:
+    core = dispatcher(256)
+    tickets = [serve(core, unlike(i, 64), 60.0 * i) for i in range(512)]
+    assert len(spread(tickets)) > 200
+    assert max(spread(tickets).values()) <= 10
+
+
 def test_r06_embeddings_count_as_load_and_spread() -> None:
     core = dispatcher(4)
     tickets = [admit(core, unlike(i, stream=False, output=0), 0.0) for i in range(64)]
@@ -137,8 +144,23 @@ def test_r09_every_backend_gets_its_part_of_users_who_come_and_go(backends: int)
         live.append(ticket)
         tickets.append(ticket)
         if len(live) > 10 * backends:
-            core.finish(live.pop(0), done(at=now), now + 0.02)
+            core.finish(live.pop(0), done(), now + 0.02)
     assert peak_over_mean(spread(tickets[100:]), backends) <= 1.3
+
+
+def test_r09_a_long_common_document_gets_further_homes_even_at_low_load() -> None:
+    core = dispatcher(4)
+    live: list[Ticket] = []
+    tickets = []
+    for turn in range(200):
+        now = 0.5 * turn
+        ticket = admit(core, query(("document", 24_576), (f"user{turn}", 64)), now)
+        core.first_token(ticket, now + 0.02)
+        live.append(ticket)
+        tickets.append(ticket)
+        if len(live) > 12:
+            core.finish(live.pop(0), done(), now + 0.02)
+    assert peak_over_mean(spread(tickets[100:]), 4) <= 1.3
 
 
 def test_r10_a_small_imbalance_does_not_throw_affinity_away() -> None:

@@ -11,6 +11,7 @@ prompts never share a stream. Never raises on odd content: what it does not know
 
 import marshal
 from array import array
+from itertools import islice
 from typing import Any, Final
 
 import orjson
@@ -21,6 +22,12 @@ from gateway.core.types import Api
 
 MEDIA_BYTES: Final = 4096
 """What an image or a sound weighs in the stream: about 1,000 tokens, as a 1 Mpixel image has."""
+
+MAX_WEIGHED_MEDIA: Final = 256
+"""Further ones count as their digest alone: a 64 MiB body can name a million tiny images."""
+
+MAX_PIECES: Final = 100_000
+"""Where a stream is cut off: some 50 ms of work, and ten times the longest conversations seen."""
 
 _MODEL: Final = b"\xffM"
 _SALT: Final = b"\xffS"
@@ -70,10 +77,25 @@ _BILLING: Final = "x-anthropic-billing-header"
 """Claude Code's first system block differs in every request; vLLM drops it (vllm#36829)."""
 
 
+class _Stream(list[bytes]):
+    """The pieces written so far, and how many of them were media."""
+
+    __slots__ = ("media",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.media = 0
+
+    @property
+    def full(self) -> bool:
+        return len(self) > MAX_PIECES
+
+
 def canonical(request: ParsedRequest, *, isolation: str = "") -> bytes:
     """Return the stream of a request. `isolation` separates tenants that must not share hits."""
     data = request.data
-    out: list[bytes] = [_MODEL, (request.model or "").encode()]
+    out = _Stream()
+    out += (_MODEL, (request.model or "").encode())
     salt = data.get("cache_salt")
     if salt is not None:
         out += (_SALT, _dump(salt))
@@ -86,12 +108,14 @@ def canonical(request: ParsedRequest, *, isolation: str = "") -> bytes:
         _preamble(data, data.get("system"), out)
         for message in data["messages"]:
             _message(message, out)
+            if out.full:
+                break
     else:
         _texts(data, out)
     return b"".join(out)
 
 
-def _preamble(data: dict[str, Any], system: object, out: list[bytes]) -> None:
+def _preamble(data: dict[str, Any], system: object, out: _Stream) -> None:
     """Write what precedes the conversation: tools, template options, the system prompt."""
     tools = data.get("tools")
     if tools:
@@ -104,14 +128,14 @@ def _preamble(data: dict[str, Any], system: object, out: list[bytes]) -> None:
         _message({"role": "system", "content": system}, out)
 
 
-def _options(data: dict[str, Any], names: tuple[str, ...], out: list[bytes]) -> None:
+def _options(data: dict[str, Any], names: tuple[str, ...], out: _Stream) -> None:
     for name in names:
         value = data.get(name)
         if value is not None:
             out += (_OPTION, name.encode(), _VALUE, _dump(value))
 
 
-def _message(message: object, out: list[bytes]) -> None:
+def _message(message: object, out: _Stream) -> None:
     if not isinstance(message, dict):
         out += (_JSON, _dump(message))
         return
@@ -130,7 +154,7 @@ def _message(message: object, out: list[bytes]) -> None:
         _extras(message, out)
 
 
-def _extras(message: dict[str, Any], out: list[bytes]) -> None:
+def _extras(message: dict[str, Any], out: _Stream) -> None:
     """Write tool calls, names, reasoning and whatever else a template may read."""
     for key in sorted(message.keys() - _UNRENDERED):
         value = message[key]
@@ -138,17 +162,19 @@ def _extras(message: dict[str, Any], out: list[bytes]) -> None:
             out += (_EXTRA, key.encode(), _VALUE, _dump(value))
 
 
-def _content(content: object, out: list[bytes]) -> None:
+def _content(content: object, out: _Stream) -> None:
     if isinstance(content, list):
         for part in content:
             _part(part, out)
+            if out.full:
+                break
     elif isinstance(content, str):
         out += (_TEXT, content.encode())
     else:
         out += (_JSON, _dump(content))
 
 
-def _part(part: object, out: list[bytes]) -> None:
+def _part(part: object, out: _Stream) -> None:
     """Write one part of a message: text as it is, known structure as JSON, the rest by digest."""
     if isinstance(part, str):
         out += (_TEXT, part.encode())
@@ -168,7 +194,7 @@ def _part(part: object, out: list[bytes]) -> None:
         _media(part, out)
 
 
-def _nested(part: dict[str, Any], field: str, out: list[bytes]) -> None:
+def _nested(part: dict[str, Any], field: str, out: _Stream) -> None:
     head = {key: value for key, value in part.items() if key not in (field, "cache_control")}
     out += (_BLOCK, _dump(head))
     content = part.get(field)
@@ -178,19 +204,23 @@ def _nested(part: dict[str, Any], field: str, out: list[bytes]) -> None:
                 out += (_JSON, _dump(inner))
             else:
                 _part(inner, out)
+            if out.full:
+                break
     else:
         _content(content, out)
     out.append(_BLOCK_END)
 
 
-def _media(part: object, out: list[bytes]) -> None:
+def _media(part: object, out: _Stream) -> None:
     if isinstance(part, dict):
         part = _without_cache_control(part)
     digest = xxhash.xxh3_128_digest(_dump(part))
-    out += (_MEDIA, digest * (MEDIA_BYTES // len(digest)))
+    out.media += 1
+    weighed = out.media <= MAX_WEIGHED_MEDIA
+    out += (_MEDIA, digest * (MEDIA_BYTES // len(digest)) if weighed else digest)
 
 
-def _items(items: object, out: list[bytes]) -> None:
+def _items(items: object, out: _Stream) -> None:
     """Write the input of the Responses API: a text, or messages and other items."""
     if isinstance(items, str):
         _message({"role": "user", "content": items}, out)
@@ -200,11 +230,13 @@ def _items(items: object, out: list[bytes]) -> None:
                 _part(item, out)
             else:
                 _message(item, out)
+            if out.full:
+                break
     elif items is not None:
         out += (_JSON, _dump(items))
 
 
-def _texts(data: dict[str, Any], out: list[bytes]) -> None:
+def _texts(data: dict[str, Any], out: _Stream) -> None:
     """Write a request without messages. What grows (`prompt`) comes last and stays open."""
     _options(data, _TEXT_OPTIONS, out)
     for name, value in data.items():
@@ -217,12 +249,12 @@ def _texts(data: dict[str, Any], out: list[bytes]) -> None:
             _prompt(value, out)
 
 
-def _prompt(value: object, out: list[bytes]) -> None:
+def _prompt(value: object, out: _Stream) -> None:
     if isinstance(value, str):
         out += (_TEXT, value.encode())
     elif isinstance(value, list) and value:
         if all(isinstance(text, str) for text in value):
-            for text in value:
+            for text in islice(value, MAX_PIECES):
                 out += (_TEXT, text.encode())
         else:
             out += _token_ids(value) or (_JSON, _dump(value))
@@ -235,7 +267,7 @@ def _token_ids(value: list[Any]) -> tuple[bytes, ...] | None:
 
     All lists but the last are preceded by their length, so that the last can grow.
     """
-    lists = value if isinstance(value[0], list) else [value]
+    lists = value[:MAX_PIECES] if isinstance(value[0], list) else [value]
     try:
         words = [array("I", ids) for ids in lists]
     except (TypeError, OverflowError):

@@ -18,6 +18,9 @@ from gateway.core.request import ParsedRequest
 from gateway.core.types import Api, Chain
 from gateway.prompt.template import ChatTemplate, Unrenderable
 
+MAX_TEXT_CHARS: Final = 1024 * 1024
+"""Longer prompts are chained by bytes: encoding one would hold the caller up for half a second."""
+
 CACHE_BYTES: Final = 64 * 1024 * 1024
 _ENTRY_BYTES: Final = 200  # key, array header, table entry
 
@@ -116,6 +119,8 @@ class TokenPrompter:
         raise Unrenderable("no text prompt of this shape")
 
     def _encode(self, text: str, *, special: bool) -> "array[int]":
+        if len(text) > MAX_TEXT_CHARS:
+            raise Unrenderable("the prompt is too long to encode here")
         key = xxhash.xxh3_128_digest(text.encode(), seed=self._salt ^ special)
         ids = self._cache.get(key)
         if ids is None:

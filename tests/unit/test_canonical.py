@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.core.canonical import MEDIA_BYTES, canonical
+from gateway.core.canonical import MAX_PIECES, MAX_WEIGHED_MEDIA, MEDIA_BYTES, canonical
 from gateway.core.request import parse_json, parse_multipart
 from gateway.core.types import Api
 
@@ -252,3 +252,31 @@ def test_any_kind_in_any_field_never_raises(api: Api, value: object) -> None:
     ]
     fields: dict[str, Any] = dict.fromkeys(names, value)
     assert stream(api, messages=[user(value)], **fields)
+
+
+def test_a_million_tiny_images_do_not_inflate_the_stream() -> None:
+    body = b'{"model":"m","messages":[{"role":"user","content":[%b{}]}]}' % (b"{}," * 20_000)
+    size = len(canonical(parse_json(Api.CHAT, body)))
+    assert size < MAX_WEIGHED_MEDIA * MEDIA_BYTES + 20_001 * 18 + 100
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model":"m","messages":[%b{}]}',
+        b'{"model":"m","messages":[{"role":"user","content":[%b{}]}]}',
+        b'{"model":"m","messages":[],"input":[%b{}],"prompt":[%b""]}',
+    ],
+)
+@pytest.mark.parametrize("api", [Api.CHAT, Api.RESPONSES])
+def test_work_on_a_body_is_bounded(api: Api, body: bytes) -> None:
+    filled = body.replace(b"%b", b"{}," * 300_000)
+    assert (
+        len(canonical(parse_json(api, filled))) < 40 * MAX_PIECES + MAX_WEIGHED_MEDIA * MEDIA_BYTES
+    )
+
+
+def test_a_long_batch_of_prompts_is_bounded() -> None:
+    texts, ids = [""] * (3 * MAX_PIECES), [[1]] * (3 * MAX_PIECES)
+    assert len(stream(Api.EMBEDDINGS, input=texts)) < 3 * MAX_PIECES
+    assert len(stream(Api.EMBEDDINGS, input=ids)) < 9 * MAX_PIECES

@@ -14,7 +14,7 @@ from gateway.core.prompter import BytePrompter, Prompter
 from gateway.core.request import parse_json
 from gateway.core.types import Api, Chain
 from gateway.prompt.load import TokenizerProblem, load_prompter
-from gateway.prompt.tokens import EncodingCache, TokenPrompter
+from gateway.prompt.tokens import MAX_TEXT_CHARS, EncodingCache, TokenPrompter
 
 TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
@@ -121,6 +121,7 @@ def test_model_salt_and_isolation_start_other_chains(prompter: TokenPrompter, mo
         (Api.COMPLETIONS, {"prompt": [1.5]}),
         (Api.COMPLETIONS, {"prompt": "x", "suffix": "y"}),
         (Api.COMPLETIONS, {}),
+        (Api.COMPLETIONS, {"prompt": "x" * (MAX_TEXT_CHARS + 1)}),
         (Api.MESSAGES, {"messages": [user("x")]}),
         (Api.EMBEDDINGS, {"input": "x"}),
     ],

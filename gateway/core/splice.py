@@ -7,6 +7,7 @@ loses key order, which costs the prefix cache, and big integers, which lose digi
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
 import orjson
@@ -19,6 +20,9 @@ _STRINGS: Final = re.compile(_STRING, re.DOTALL)
 _SCALAR: Final = re.compile(_STRING + rb"|[^\s,\]}]+", re.DOTALL)
 _ESCAPED_KEY: Final = re.compile(rb"\\u00[567]")  # an ASCII letter or underscore
 _COLON: Final = re.compile(rb"\s*+:\s*+")
+MAX_STEPS: Final = 50_000
+"""Strings and brackets looked at before giving up: some 50 ms, and no honest body comes near."""
+
 _BACKSLASH: Final = 0x5C
 _USAGE: Final = b'"include_usage":true'
 
@@ -73,16 +77,18 @@ def _values(body: bytes, key: str) -> Iterator[tuple[int, int]]:
     )  # no client writes its keys so, but it is JSON
     candidates = _all_keys(body, key) if hidden else _find_all(body, quoted)
     depth = at = 0
-    for start, end in candidates:
-        if start < at:
+    for start, end in islice(candidates, MAX_STEPS):
+        colon = None if start < at else _COLON.match(body, end)
+        if colon is None:
             continue
         bare = _STRINGS.sub(b"", body[at:start])
         depth += bare.count(b"{") + bare.count(b"[") - bare.count(b"}") - bare.count(b"]")
         at = start
-        colon = _COLON.match(body, end)
-        if colon is None or depth != 1:
+        if depth != 1:
             continue
         value_end = _value_end(body, colon.end())
+        if value_end is None:
+            return
         yield colon.end(), value_end
         at = value_end
 
@@ -101,23 +107,23 @@ def _find_all(body: bytes, quoted: bytes) -> Iterator[tuple[int, int]]:
 
 def _all_keys(body: bytes, key: str) -> Iterator[tuple[int, int]]:
     """Yield every string that reads `key` once its escapes are resolved. Slow, and rarely run."""
-    for found in _STRINGS.finditer(body):
+    for found in islice(_STRINGS.finditer(body), MAX_STEPS):
         text = found[0]
         if len(text) <= 6 * len(key) + 2 and orjson.loads(text) == key:
             yield found.span()
 
 
-def _value_end(body: bytes, start: int) -> int:
-    """Return where the value that starts at `start` ends."""
+def _value_end(body: bytes, start: int) -> int | None:
+    """Return where the value that starts at `start` ends; None if that is too far to look for."""
     if body[start : start + 1] not in (b"{", b"["):
         scalar = _SCALAR.match(body, start)
         return scalar.end() if scalar else start
     depth = 0
-    for found in _NEXT.finditer(body, start):
+    for found in islice(_NEXT.finditer(body, start), MAX_STEPS):
         if found[0] in (b"{", b"["):
             depth += 1
         elif found[0] in (b"}", b"]"):
             depth -= 1
             if depth == 0:
                 return found.end()
-    return len(body)
+    return None

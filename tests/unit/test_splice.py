@@ -4,7 +4,7 @@ import orjson
 import pytest
 
 from gateway.core.request import UsageOption
-from gateway.core.splice import replace_model, request_usage
+from gateway.core.splice import MAX_STEPS, replace_model, request_usage
 
 
 @pytest.mark.parametrize(
@@ -82,3 +82,11 @@ def test_of_duplicate_options_the_effective_one_is_filled() -> None:
 def test_explicit_usage_option_is_left_alone() -> None:
     body = b'{"stream_options":{"include_usage":false}}'
     assert request_usage(body, UsageOption.EXPLICIT) == body
+
+
+def test_work_on_a_body_is_bounded() -> None:
+    filler = b'{"model":1},' * MAX_STEPS
+    body = b'{"model":"a","x":[%b0],"model":"a"}' % filler
+    assert replace_model(body, "NEW") == body.replace(b'{"model":"a"', b'{"model":"NEW"')
+    endless = b'{"stream_options":{"x":[%b0]}}' % filler
+    assert request_usage(endless, UsageOption.EMPTY) == endless

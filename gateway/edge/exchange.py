@@ -60,6 +60,7 @@ class Exchange:
         "_handler",
         "_inject_usage",
         "_parsed",
+        "_pooled",
         "_relay",
         "_sent_at",
         "_ticket",
@@ -90,6 +91,7 @@ class Exchange:
         self._relay: Relay | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._inject_usage = False
+        self._pooled = False  # the attempt's connection had served before: it may be stale
         self._sent_at = 0.0
 
     @property
@@ -226,9 +228,14 @@ class Exchange:
     def _send_or_connect(self, upstream: Upstream) -> None:
         connection = upstream.pool.take(self._handler.clock())
         if connection is not None:
+            self._pooled = True
             self._send(upstream, connection)
         else:
-            self._connecting = spawn(self._connect(upstream), name=f"connect {upstream.name}")
+            self._open(upstream)
+
+    def _open(self, upstream: Upstream) -> None:
+        self._pooled = False
+        self._connecting = spawn(self._connect(upstream), name=f"connect {upstream.name}")
 
     async def _connect(self, upstream: Upstream) -> None:
         """Open a connection; the only part of a request that waits in a task."""
@@ -260,11 +267,16 @@ class Exchange:
         self._sent_at = handler.clock()
         length = len(self._body) if request.method == "POST" else None
         lines = request.forward + handler.forwarding_lines(request, self._client.peer)
+        # A coded stream would hide the usage chunk that the client must not see.
+        coding = b"identity" if self._inject_usage else request.picked.get(b"accept-encoding")
+        if coding is not None:
+            lines += b"accept-encoding: %b\r\n" % coding
         head = upstream.head(request.method, request.route.path, request.query, lines, length)
-        if len(self._body) < _JOIN_BELOW:
-            relay.start(connection, [head + self._body])
-        else:
-            relay.start(connection, [head, self._body])
+        short = len(self._body) < _JOIN_BELOW
+        pieces = [head + self._body] if short else [head, self._body]
+        relay.start(connection, pieces, bodyless=request.method == "HEAD")
+        if self._client.writing_paused:  # by an earlier answer that the client has not read
+            relay.pause(self._sent_at)
 
     def _next_attempt(self, result: AttemptResult, reason: str) -> None:
         """The attempt surely did not start at the backend: try another, or give up."""
@@ -310,6 +322,9 @@ class Exchange:
         relay = self._relay
         assert relay is not None
         if not relay.started:
+            if unread and self._pooled and self._upstream is not None:
+                self._open(self._upstream)  # it closed while idle: the attempt has yet to begin
+                return
             if unread:
                 self._next_attempt(AttemptResult.RESET, reason)
                 return
@@ -382,7 +397,7 @@ class Exchange:
             return _NEVER
         due, message = self._next_deadline()
         if due > now:
-            return min(due, self._keepalive(now))
+            return min(due, now + self._handler.look_again_s, self._keepalive(now))
         self._expire(message)
         return _NEVER
 

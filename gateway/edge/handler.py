@@ -6,6 +6,7 @@ The handler holds references and small tables with caps; a request's own state i
 import asyncio
 import ipaddress
 import logging
+import math
 import random
 import re
 from collections import OrderedDict
@@ -112,6 +113,9 @@ class Handler:
         self.keys = KeyRing(config.keys)
         self.cors = Cors(config.cors.origins)
         self.timeouts = config.timeouts
+        # A wait that begins after a look at the deadlines must be seen before it is over.
+        waits = (config.timeouts.first_byte_s, config.timeouts.idle_s)
+        self.look_again_s = min((wait for wait in waits if wait), default=math.inf)
         self.keepalive_s = config.streams.keepalive_s
         self.inject_usage = config.streams.inject_usage
         self.max_attempts = config.retries.attempts

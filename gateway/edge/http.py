@@ -7,8 +7,9 @@ gateway; they never reach a backend.
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from http import HTTPStatus
+
+import msgspec
 
 from gateway.config.schema import KeyConfig
 from gateway.edge.routes import Route
@@ -23,6 +24,7 @@ _PICKED = frozenset(  # read by us and not forwarded
         b"x-api-key",
         b"x-request-id",
         b"x-forwarded-for",
+        b"accept-encoding",
         b"content-encoding",
         b"content-length",
         b"transfer-encoding",
@@ -48,6 +50,10 @@ _STEERING = frozenset(  # forwarded headers that vLLM obeys, or that would lie a
         b"x-data-parallel-rank",
         b"endpoint-load-metrics-format",
         b"forwarded",
+        b"x-forwarded-host",
+        b"x-forwarded-port",
+        b"x-forwarded-prefix",
+        b"x-forwarded-proto",
         b"x-real-ip",
     }
 )
@@ -67,8 +73,7 @@ STATUS_LINES = {
 }
 
 
-@dataclass(slots=True)
-class HttpRequest:
+class HttpRequest(msgspec.Struct):
     """One request. `body` is complete when the request reaches the handler."""
 
     method: str
@@ -84,7 +89,6 @@ class HttpRequest:
     key: KeyConfig | None = None
     error: GatewayError | None = None
     request_id: bytes = b""
-    close_reason: str = field(default="")
 
     @property
     def session(self) -> str | None:

@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast
 import httptools
 
 from gateway.config.schema import LimitsConfig, TimeoutsConfig
+from gateway.edge.headmemo import HeadMemo
 from gateway.edge.http import HttpRequest, answer_head, sort_headers
 from gateway.errors import (
     BodyTooLarge,
@@ -121,6 +122,7 @@ class ClientConnection(asyncio.Protocol):
     __slots__ = (
         "_body",
         "_body_bytes",
+        "_body_left",
         "_body_until",
         "_discarding",
         "_exchange",
@@ -129,6 +131,8 @@ class ClientConnection(asyncio.Protocol):
         "_headers",
         "_in_head",
         "_listener",
+        "_memo",
+        "_noted",
         "_parser",
         "_pumping",
         "_reading",
@@ -140,6 +144,7 @@ class ClientConnection(asyncio.Protocol):
         "peer",
         "transport",
         "version_11",
+        "writing_paused",
     )
 
     def __init__(self, listener: Listener) -> None:
@@ -151,6 +156,7 @@ class ClientConnection(asyncio.Protocol):
         self._fatal: GatewayError | None = None
         self._discarding = self._pumping = False
         self._reading = True
+        self.writing_paused = False
         self.deadline = _NEVER
         self.peer = ""
         # the request being answered
@@ -164,6 +170,10 @@ class ClientConnection(asyncio.Protocol):
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._body_until = 0.0
+        self._body_left = 0
+        # heads seen before
+        self._memo = HeadMemo()
+        self._noted: HttpRequest | None = None
 
     # --- asyncio.Protocol
 
@@ -188,15 +198,21 @@ class ClientConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """Treat a half-close as leaving: a client that left looks the same (docs: limits)."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:  # closing would wait for a reader that may be gone
+            exchange.client_lost()
+            self.transport.abort()
         return False
 
     def pause_writing(self) -> None:
         """Hold the backend."""
+        self.writing_paused = True
         if self._exchange is not None:
             self._exchange.pause()
 
     def resume_writing(self) -> None:
         """Let the backend go on."""
+        self.writing_paused = False
         if self._exchange is not None:
             self._exchange.resume()
 
@@ -204,8 +220,24 @@ class ClientConnection(asyncio.Protocol):
         """Parse; complete requests are started after the parser has returned."""
         if self._discarding:
             return
+        fresh = False
+        if self._body_left:
+            data = self._take_body(data)
+        elif self._request is None and not self._in_head:
+            known = self._memo.match(data, self._listener.clock())
+            if known is not None and known[2] <= self._listener.body_bytes:
+                data = self._begin_known(data, *known)
+            else:
+                fresh = True
+        if data:
+            self._parse(data, fresh=fresh)
+        self._pump()
+
+    def _parse(self, data: bytes, *, fresh: bool) -> None:
+        """Feed the parser; `fresh` = `data` begins with a request's first byte."""
         if self._in_head:
             self._head_bytes += len(data)
+        self._noted = None
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -216,7 +248,31 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(_headers_too_large(self._listener))
         elif self._request is not None and not self._in_head:
             self._extend_body_deadline()
-        self._pump()
+        if fresh and self._noted is not None:
+            self._memo.note(data, self._noted)
+
+    def _begin_known(self, data: bytes, request: HttpRequest, start: int, length: int) -> bytes:
+        """Begin a request whose head is remembered; return what follows its body."""
+        self._start_body(request)
+        self._judge(request)
+        self._body_left = length
+        if length == 0:
+            self.on_message_complete()
+            return data[start:]
+        return self._take_body(data[start:])
+
+    def _take_body(self, data: bytes) -> bytes:
+        """Collect the body of a request that the parser did not see; return what follows it."""
+        left = self._body_left
+        part = data if len(data) <= left else data[:left]
+        self._body_left = left - len(part)
+        if self._request is not None and self._request.error is None:
+            self._body.append(part)
+        if self._body_left:
+            self._extend_body_deadline()
+            return b""
+        self.on_message_complete()
+        return data[left:]
 
     # --- httptools callbacks
 
@@ -256,16 +312,15 @@ class ClientConnection(asyncio.Protocol):
             path=path.decode("latin-1"),
             query=mark + query,
             version_11=version == "1.1",
-            keep_alive=parser.should_keep_alive() and not listener.closing,
+            keep_alive=parser.should_keep_alive(),
             received_at=listener.clock(),
             picked=picked,
             forward=forward,
         )
         _check_framing(version, headers, picked)
-        self._request = request
-        self._body = []
-        self._body_bytes = 0
-        self._body_until = request.received_at + _BODY_TOTAL * listener.timeouts.body_s
+        self._start_body(request)
+        if self._noted is None:  # only the first head in a read is where the read begins
+            self._noted = request
         self._judge(request)
 
     def on_body(self, part: bytes) -> None:
@@ -334,6 +389,12 @@ class ClientConnection(asyncio.Protocol):
 
     # --- internals
 
+    def _start_body(self, request: HttpRequest) -> None:
+        self._request = request
+        self._body = []
+        self._body_bytes = 0
+        self._body_until = request.received_at + _BODY_TOTAL * self._listener.timeouts.body_s
+
     def _judge(self, request: HttpRequest) -> None:
         """Find errors the head alone shows; they are answered when the body has been read away."""
         listener = self._listener
@@ -378,6 +439,8 @@ class ClientConnection(asyncio.Protocol):
         self._pumping = True
         while self._exchange is None and self._ready and not self.transport.is_closing():
             request = self._ready.popleft()
+            if self._listener.closing:
+                request.keep_alive = False
             self.version_11, self.keep_alive = request.version_11, request.keep_alive
             if request.error is not None:
                 self.respond_error(request, request.error)

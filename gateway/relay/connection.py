@@ -43,6 +43,7 @@ class UpstreamConnection(asyncio.Protocol):
     """A backend socket. States: idle (no sink) or busy (one request in flight)."""
 
     __slots__ = (
+        "_bodyless",
         "_ended",
         "_framed",
         "_headers",
@@ -69,6 +70,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.idle_since = 0.0
         self._sent = self._sent_before = 0
         self._started = self._framed = self._headers_done = self._keep_alive = False
+        self._bodyless = False
         self._headers: Headers = []
         self._status, self._reason = 0, b""
 
@@ -125,9 +127,10 @@ class UpstreamConnection(asyncio.Protocol):
         """Return whether an idle connection may be used: open, and nothing (not even EOF) came."""
         return not self.transport.is_closing() and not self._poll.poll(0)
 
-    def send(self, sink: Sink, pieces: list[bytes]) -> None:
-        """Write one request and route its answer to `sink`."""
+    def send(self, sink: Sink, pieces: list[bytes], *, bodyless: bool = False) -> None:
+        """Write one request and route its answer to `sink`; `bodyless` = it is a HEAD."""
         self.sink = sink
+        self._bodyless = bodyless
         self._started = self._framed = False
         self._headers_done = False
         self._sent_before = self._sent
@@ -168,6 +171,9 @@ class UpstreamConnection(asyncio.Protocol):
         self._framed = _is_framed(status, self._headers)
         if self.sink is not None:
             self.sink.head(status, self._reason, self._headers)
+            if self._bodyless:  # the parser would wait for the body that its head announces
+                self._keep_alive = False
+                self._end()
 
     def on_body(self, payload: bytes) -> None:
         """Hand payload on."""
@@ -175,8 +181,8 @@ class UpstreamConnection(asyncio.Protocol):
             self.sink.body(payload)
 
     def on_message_complete(self) -> None:
-        """End the request, unless what ended was an interim answer."""
-        if self._status >= 200:
+        """End the request, unless what ended was interim or an answer nobody asked for."""
+        if self._status >= 200 and self.sink is not None:
             self._end()
 
     # --- endings

@@ -30,7 +30,19 @@ HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
-_OURS = frozenset({b"x-request-id"})
+_NOT_FORWARDED = HOP_BY_HOP | frozenset(  # an engine's CORS headers would open what stays closed
+    {
+        b"x-request-id",
+        b"access-control-allow-credentials",
+        b"access-control-allow-headers",
+        b"access-control-allow-methods",
+        b"access-control-allow-origin",
+        b"access-control-expose-headers",
+        b"access-control-max-age",
+    }
+)
+# As uvicorn and most servers write them: no need to fold their case.
+_LOWER = frozenset({b"content-length", b"content-type", b"date", b"server", b"vary"})
 _STREAM_OURS = frozenset({b"x-accel-buffering", b"cache-control"})
 _STREAM_HEADERS = b"x-accel-buffering: no\r\ncache-control: no-cache\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
@@ -64,6 +76,7 @@ class Relay:
     """One answer on its way. `status` is 0 until the head came."""
 
     __slots__ = (
+        "_bodyless",
         "_chunked",
         "_client",
         "_clock",
@@ -100,7 +113,7 @@ class Relay:
         self._itl = itl
         self._write = client.transport.write
         self._filter = UsageFilter() if remove_usage else None
-        self._chunked = False
+        self._bodyless = self._chunked = False
         self.api = api
         self.scanner = Scanner()
         self.connection: UpstreamConnection | None = None
@@ -117,38 +130,56 @@ class Relay:
         """Return whether anything of the answer has gone to the client."""
         return self.status != 0
 
-    def start(self, connection: UpstreamConnection, pieces: list[bytes]) -> None:
-        """Send the request on `connection`."""
+    def start(
+        self, connection: UpstreamConnection, pieces: list[bytes], *, bodyless: bool = False
+    ) -> None:
+        """Send the request on `connection`; `bodyless` = it is a HEAD."""
         self.connection = connection
-        connection.send(self, pieces)
+        self._bodyless = bodyless
+        connection.send(self, pieces, bodyless=bodyless)
 
     # --- Sink
 
     def head(self, status: int, reason: bytes, headers: Headers) -> None:
         """Write the client's head."""
-        nominated = _nominated(headers)
-        kind = _header(headers, b"content-type")
-        self.stream = kind is not None and kind[:17].lower() == b"text/event-stream"
-        self.encoded = _header(headers, b"content-encoding") is not None
-        if not self.stream or self.encoded:
-            self._filter = None
-        drop = HOP_BY_HOP | _OURS | nominated
+        lines = [b"HTTP/1.1 %d %b\r\n" % (status, reason)]
+        length = self._forward(headers, lines)
         if self.stream:
-            drop |= _STREAM_OURS
-        kept = [(n, v) for n, v in headers if n.lower() not in drop]
-        length = _header(kept, b"content-length")
-        if length is not None and self._filter is not None:
-            kept = [(n, v) for n, v in kept if n.lower() != b"content-length"]
+            lines = _without(lines, _STREAM_OURS)
+        else:
+            self._filter = None
+        if self._filter is not None:
             length = None
         self.status = status
-        lines = [b"HTTP/1.1 %d %b\r\n" % (status, reason)]
-        lines += [b"%b: %b\r\n" % pair for pair in kept]
+        if length is not None:
+            lines.append(b"content-length: %b\r\n" % length)
         lines.append(self._framing(status, length))
         if self.stream:
             lines.append(_STREAM_HEADERS)
         lines.append(self._owner.relay_started(status, stream=self.stream))
         lines.append(b"\r\n")
         self._write(b"".join(lines))
+
+    def _forward(self, headers: Headers, lines: list[bytes]) -> bytes | None:
+        """Append the lines to forward, note what they say; return the Content-Length."""
+        length = nominated = None
+        for name, value in headers:
+            low = name if name in _LOWER else name.lower()
+            if low == b"content-length":
+                length = value
+            elif low not in _NOT_FORWARDED:
+                lines.append(b"%b: %b\r\n" % (name, value))
+                if low == b"content-type":
+                    self.stream = value[:17].lower() == b"text/event-stream"
+                elif low == b"content-encoding":
+                    self.encoded = True
+                    self._filter = None
+            elif low == b"connection":
+                nominated = value
+        if nominated is not None:
+            drop = frozenset(token.strip().lower() for token in nominated.split(b","))
+            lines[:] = _without(lines, drop)
+        return length
 
     def body(self, payload: bytes) -> None:
         """Write payload; hot path: one call per streamed chunk."""
@@ -182,6 +213,8 @@ class Relay:
 
     def complete(self) -> None:
         """Tell the owner, who ends the client's body with `end`."""
+        if self.paused_at:
+            self.resume()  # the connection may be the next request's by now
         self.connection = None
         self._flush_filter()
         self._owner.relay_done()
@@ -229,7 +262,7 @@ class Relay:
     def _framing(self, status: int, length: bytes | None) -> bytes:
         client = self._client
         lines = b""
-        if length is None and status not in (204, 304):
+        if length is None and status not in (204, 304) and not self._bodyless:
             if client.version_11:
                 self._chunked = True
                 lines = b"transfer-encoding: chunked\r\n"
@@ -242,16 +275,6 @@ class Relay:
         return lines
 
 
-def _header(headers: Headers, name: bytes) -> bytes | None:
-    for key, value in headers:
-        if key.lower() == name:
-            return value
-    return None
-
-
-def _nominated(headers: Headers) -> frozenset[bytes]:
-    """Return the header names a Connection header makes hop-by-hop."""
-    value = _header(headers, b"connection")
-    if value is None:
-        return frozenset()
-    return frozenset(token.strip().lower() for token in value.split(b","))
+def _without(lines: list[bytes], drop: frozenset[bytes]) -> list[bytes]:
+    """Return a head's lines but for those named in `drop`."""
+    return [lines[0], *(ln for ln in lines[1:] if ln.partition(b":")[0].lower() not in drop)]

@@ -6,12 +6,16 @@ model list are answered by the backend itself; everything else is the script's.
 
 import asyncio
 import contextlib
+import os
+import re
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import anthropic
+import openai
 import orjson
 
 from gateway.app import App, Source
@@ -22,6 +26,7 @@ HEAD_SSE = (
     b"transfer-encoding: chunked\r\n\r\n"
 )
 DONE = b"data: [DONE]\n\n"
+_TEST_S = 5.0  # a test that waits for what never comes fails after this
 
 
 @dataclass
@@ -45,6 +50,7 @@ class Conn:
         self.reader = reader
         self.writer = writer
         self.closed = asyncio.Event()
+        self.requests = 0
 
     async def write(self, data: bytes) -> None:
         self.writer.write(data)
@@ -67,6 +73,20 @@ class Conn:
 
     async def end(self) -> None:
         await self.write(b"0\r\n\r\n")
+
+    def close_after(self, seconds: float) -> None:
+        """Close, as an engine closes an idle connection, unless another request came."""
+        asyncio.get_running_loop().call_later(seconds, self._close_if, self.requests)
+
+    def shut(self) -> None:
+        """Close at once, in the kernel: what is written from now on meets a closed socket."""
+        fileno = self.writer.get_extra_info("socket").fileno()
+        with socket.socket(fileno=os.dup(fileno)) as twin:
+            twin.shutdown(socket.SHUT_RDWR)
+
+    def _close_if(self, requests: int) -> None:
+        if self.requests == requests:
+            self.writer.close()
 
     def reset(self) -> None:
         """Close with RST."""
@@ -106,7 +126,8 @@ async def ok_chat(conn: Conn, request: Received) -> None:
     body = orjson.loads(request.body or b"{}")
     if body.get("stream"):
         events = [chat_event("a"), chat_event("b")]
-        if (body.get("stream_options") or {}).get("include_usage"):
+        options = body.get("stream_options")
+        if isinstance(options, dict) and options.get("include_usage"):
             events.append(usage_event())
         await conn.sse(*events, DONE)
         await conn.end()
@@ -125,10 +146,12 @@ class Backend:
     port: int = 0
     received: list[Received] = field(default_factory=list)
     open_connections: int = 0
+    served: int = 0
     failures: list[BaseException] = field(default_factory=list)
 
     async def start(self) -> "Backend":
         self._tasks: set[asyncio.Task[None]] = set()
+        self.conns: set[Conn] = set()
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
@@ -149,6 +172,7 @@ class Backend:
         self._tasks.add(task)
         conn = Conn(reader, writer)
         self.open_connections += 1
+        self.conns.add(conn)
         try:
             await self._serve(conn)
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
@@ -157,6 +181,7 @@ class Backend:
             self.failures.append(error)
         finally:
             self.open_connections -= 1
+            self.conns.discard(conn)
             self._tasks.discard(task)
             conn.closed.set()
             await closed(writer)
@@ -167,8 +192,12 @@ class Backend:
             if request is None:
                 return
             if not await self._builtin(conn, request):
+                conn.requests += 1
                 self.received.append(request)
-                await self.script(conn, request)
+                try:
+                    await self.script(conn, request)
+                finally:
+                    self.served += 1
 
     async def _builtin(self, conn: Conn, request: Received) -> bool:
         if request.method != "GET" or request.target.startswith("/v1/responses"):
@@ -314,6 +343,17 @@ class Rig:
         self.clients.append(client)
         return client
 
+    def openai(self, *, retries: int = 0, key: str = "k") -> openai.AsyncOpenAI:
+        """Return the real SDK's client; use it with `async with`."""
+        return openai.AsyncOpenAI(
+            base_url=f"{self.app.url}/v1", api_key=key, max_retries=retries, timeout=20
+        )
+
+    def anthropic(self, *, retries: int = 0, key: str = "k") -> anthropic.AsyncAnthropic:
+        return anthropic.AsyncAnthropic(
+            base_url=self.app.url, api_key=key, max_retries=retries, timeout=20
+        )
+
     async def ask(self, data: bytes, *, to_head: bool = False) -> Answer:
         """Send bytes on a fresh connection, read one answer, close."""
         client = await self.connect()
@@ -338,9 +378,36 @@ class Rig:
                 total += float(value)
         return total
 
+    def outcomes(self) -> dict[str, int]:
+        """Return how many requests ended how."""
+        found: dict[str, int] = {}
+        for line in self.metrics().splitlines():
+            series, _, value = line.rpartition(" ")
+            match = re.fullmatch(r'gateway_requests_total\{.*outcome="(\w+)".*', series)
+            if match is not None and float(value):
+                found[match[1]] = found.get(match[1], 0) + int(float(value))
+        return found
+
     async def settled(self) -> None:
         """Wait until no request is in progress."""
         await eventually(lambda: not self.app.handler.live)
+
+    async def at_rest(self) -> None:
+        """Wait until everything a request takes has been given back."""
+        await self.settled()
+        for name in ("gateway_inflight_requests", "gateway_inflight_prefill_tokens"):
+            assert self.metric(name) == 0, name
+        await eventually(lambda: not self._connecting())
+        await eventually(lambda: all(self._busy(u.pool) == 0 for u in self.app._upstreams.all()))
+
+    @staticmethod
+    def _busy(pool: Any) -> int:
+        return len(pool._open) - len(pool._idle)
+
+    @staticmethod
+    def _connecting() -> list[str]:
+        names = (task.get_name() for task in asyncio.all_tasks())
+        return [name for name in names if name.startswith("connect ")]
 
 
 async def closed(writer: asyncio.StreamWriter) -> None:
@@ -348,6 +415,38 @@ async def closed(writer: asyncio.StreamWriter) -> None:
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
+
+
+@contextlib.contextmanager
+def black_hole(rig: "Rig", index: int = 0) -> Iterator[None]:
+    """Point a backend's pool at an address that never answers a SYN: its backlog is full."""
+    with socket.socket() as hole, contextlib.ExitStack() as fillers:
+        hole.bind(("127.0.0.1", 0))
+        hole.listen(0)
+        for _ in range(3):
+            filler = fillers.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(hole.getsockname())
+        pool = rig.app._upstreams.all()[index].pool
+        origin = pool.origin
+        pool.origin = replace(origin, port=hole.getsockname()[1])
+        try:
+            yield
+        finally:
+            pool.origin = origin
+
+
+class Clock:
+    """The loop's clock, which a test can move forward: every part of the gateway reads it."""
+
+    def __init__(self) -> None:
+        self._ahead = 0.0
+
+    def __call__(self) -> float:
+        return asyncio.get_running_loop().time() + self._ahead
+
+    def skip(self, seconds: float) -> None:
+        self._ahead += seconds
 
 
 async def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> None:
@@ -359,19 +458,27 @@ async def eventually(condition: Callable[[], bool], within_s: float = 5.0) -> No
 
 @contextlib.asynccontextmanager
 async def running(
-    *scripts: Script, settings: tuple[str, ...] = (), file: str | None = None, models: Any = None
+    *scripts: Script,
+    settings: tuple[str, ...] = (),
+    file: str | None = None,
+    models: Any = None,
+    clock: Clock | None = None,
 ) -> AsyncIterator[Rig]:
-    """Run a gateway in front of one scripted backend per script, named b0, b1, ..."""
+    """Run a gateway in front of one scripted backend per script."""
     backends = [await Backend(script).start() for script in scripts or (ok_chat,)]
     for backend, names in zip(backends, models or [], strict=False):
         backend.models = names
     urls = tuple(backend.url for backend in backends)
     overrides = ("listen.port=0", "admin.port=0", "poll.interval_s=0.05", *settings)
     source = Source(file, urls, overrides)
-    app = await App(source, source.load()).start()
+    app = App(source, source.load())
+    if clock is not None:
+        app._clock = clock
+    await app.start()
     rig = Rig(app, backends)
     try:
-        yield rig
+        async with asyncio.timeout(_TEST_S):
+            yield rig
     finally:
         for client in rig.clients:
             await closed(client.writer)

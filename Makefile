@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format lock reference e2e-vllm clean
+.PHONY: help demo test check format bench lock reference e2e-vllm clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -37,6 +37,10 @@ format: $(STAMP) ## rewrite the sources in the house format
 e2e-vllm: $(STAMP) ## the end-to-end tests on two real vLLM replicas on the CPU (2 GB, some minutes)
 	$(PYTHON) tests/engines/install_vllm.py --venv $(VLLM)
 	E2E_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(BIN)/python -m pytest -m vllm $(PYTEST_ARGS)
+
+bench: $(STAMP) ## what the index and a decision cost on this machine, beside their budgets
+	$(BIN)/python -m loadtest.bench_index
+	$(BIN)/python -m loadtest.bench_decide
 
 lock: $(TOOLS)/bin/uv ## resolve pyproject.toml again into the hashed lock files
 	$(TOOLS)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \

@@ -119,8 +119,8 @@ class ChatBase(HttpUser):
             "temperature": 0,
             "max_tokens": self.options.answer_tokens,
         }
-        if self.tools:
-            body["tools"] = self.tools
+        if self.tools:  # sent and rendered, never called: vLLM refuses "auto" without a tool parser
+            body |= {"tools": self.tools, "tool_choice": "none"}
         headers = {"content-type": "application/json"}
         began = perf_counter()
         with self.client.post(

@@ -14,7 +14,6 @@ from tests.e2e.fleet import MODEL, Fleet, Gateway, fetch
 from tests.e2e.talk import chat, opening, prose
 
 HELLO = opening(1)
-# greedy everywhere: vLLM's random sampling needs instructions that some CPUs lack
 SHORT: dict[str, Any] = {"max_tokens": 4, "temperature": 0}
 
 

@@ -29,6 +29,9 @@ MAX_WEIGHED_MEDIA: Final = 256
 MAX_PIECES: Final = 100_000
 """Where a stream is cut off: some 50 ms of work, and ten times the longest conversations seen."""
 
+MAX_EXTRAS: Final = 64
+"""A message with more fields is dumped whole; chat APIs define about ten."""
+
 _MODEL: Final = b"\xffM"
 _SALT: Final = b"\xffS"
 _ISOLATION: Final = b"\xffI"
@@ -156,7 +159,11 @@ def _message(message: object, out: _Stream) -> None:
 
 def _extras(message: dict[str, Any], out: _Stream) -> None:
     """Write tool calls, names, reasoning and whatever else a template may read."""
-    for key in sorted(message.keys() - _UNRENDERED):
+    keys = message.keys() - _UNRENDERED
+    if len(keys) > MAX_EXTRAS:
+        out += (_JSON, _dump({key: value for key, value in message.items() if key in keys}))
+        return
+    for key in sorted(keys):
         value = message[key]
         if value or value is False or value == 0:
             out += (_EXTRA, key.encode(), _VALUE, _dump(value))

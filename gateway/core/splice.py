@@ -109,8 +109,15 @@ def _all_keys(body: bytes, key: str) -> Iterator[tuple[int, int]]:
     """Yield every string that reads `key` once its escapes are resolved. Slow, and rarely run."""
     for found in islice(_STRINGS.finditer(body), MAX_STEPS):
         text = found[0]
-        if len(text) <= 6 * len(key) + 2 and orjson.loads(text) == key:
+        if len(text) <= 6 * len(key) + 2 and _unescaped(text) == key:
             yield found.span()
+
+
+def _unescaped(text: bytes) -> object:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
 
 
 def _value_end(body: bytes, start: int) -> int | None:

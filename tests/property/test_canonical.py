@@ -74,8 +74,8 @@ def test_a_small_change_changes_the_stream(message: dict[str, Any], data: st.Dat
 
 def prompt_meaning(prompt: Any) -> Any:
     """A list of one is its element, as far as the engine's prompt goes."""
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        return prompt[0]
+    if isinstance(prompt, list) and len(prompt) == 1 and prompt[0] != []:
+        return prompt[0] if isinstance(prompt[0], str | list) else prompt
     return prompt
 
 

@@ -276,6 +276,12 @@ def test_work_on_a_body_is_bounded(api: Api, body: bytes) -> None:
     )
 
 
+def test_a_message_of_countless_fields_is_told_apart_cheaply() -> None:
+    odd = {f"k{number}": number for number in range(1000)}
+    assert chat(odd) != chat({**odd, "k5": 0})
+    assert len(chat(odd)) < 20 * len(odd)
+
+
 def test_a_long_batch_of_prompts_is_bounded() -> None:
     texts, ids = [""] * (3 * MAX_PIECES), [[1]] * (3 * MAX_PIECES)
     assert len(stream(Api.EMBEDDINGS, input=texts)) < 3 * MAX_PIECES

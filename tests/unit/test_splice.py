@@ -38,7 +38,8 @@ def test_new_name_is_escaped() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b'"model"', b'{"model":', b'{"model":"', b"}]", b"\xff"]
+    "body",
+    [b"", b'{"\\u006d":"\\{"', b"{", b'"model"', b'{"model":', b'{"model":"', b"}]", b"\xff"],
 )
 def test_broken_bodies_never_raise(body: bytes) -> None:
     replace_model(body, "NEW")

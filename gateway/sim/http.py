@@ -83,8 +83,13 @@ class Face:
 
     def _unknown(self, request: web.BaseRequest) -> web.Response:
         """Answer a path nobody serves; stored responses are never kept, so none is found."""
-        head, _, response = request.path.rpartition("/")
-        if head == ask.RESPONSES and request.method == "GET":
+        path = request.path
+        if request.method == "POST" and path.endswith("/cancel"):
+            path = path.removesuffix("/cancel")
+        elif request.method != "GET":
+            path = ""
+        head, _, response = path.rpartition("/")
+        if head == ask.RESPONSES:
             text = f"Response with id '{response}' not found."
             fault = faults.Fault(404, text, "invalid_request_error", "response_id")
             return _answer(fault.body(), 404)

@@ -114,6 +114,13 @@ async def test_anthropic_sdk_streams_and_counts() -> None:
     assert (final.stop_reason, final.usage.output_tokens) == ("max_tokens", 7)
 
 
+async def test_responses_are_not_kept_so_none_can_be_read_or_cancelled() -> None:
+    async with live_replica() as live, sdk(live) as client:
+        for call in (client.responses.retrieve, client.responses.cancel):
+            with pytest.raises(openai.NotFoundError, match="'resp_x' not found"):
+                await call("resp_x")
+
+
 async def test_each_choice_of_a_stream_gets_its_tokens() -> None:
     async with live_replica() as live, sdk(live) as client:
         texts = {0: "", 1: ""}

@@ -95,3 +95,41 @@ def test_memory_adds_up_and_hits_never_exceed_the_true_common_prefix(
         assert job.cached_tokens < job.prompt_tokens
         if job.finished_at is not None:
             assert job.produced == job.output_tokens
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), blocks=st.integers(20, 60))
+def test_jumping_between_arrivals_equals_following_every_step(seed: int, blocks: int) -> None:
+    def play(*, stepping: bool) -> list[tuple[float, float, int, int]]:
+        rng = Random(seed)
+        engine = Engine(
+            Profile(
+                "any",
+                EngineProfile(kv_tokens=blocks * BLOCK, max_sequences=4),
+                max_model_len=blocks * BLOCK,
+                source="test",
+                block_tokens=BLOCK,
+                step_tokens=16,
+            )
+        )
+        jobs: list[Job] = []
+        now = 0.0
+        for number in range(12):
+            text = [rng.randint(0, 2) for _ in range(rng.randint(4, blocks * BLOCK - 8))]
+            output = rng.randint(1, len(text) - 1)
+            jobs.append(Job(str(number), len(text) - output, output, text_hashes(text)))
+            engine.submit(jobs[-1], now)
+            now += rng.random() * 0.3
+            while stepping and (at := engine.next_event_at()) is not None and at <= now:
+                engine.advance(at)
+            engine.advance(now)
+        engine.advance(now + 1e6)
+        return [
+            (job.first_token_at or 0.0, job.finished_at or 0.0, job.cached_tokens, job.preemptions)
+            for job in jobs
+        ]
+
+    for jumped, stepped in zip(play(stepping=False), play(stepping=True), strict=True):
+        assert abs(jumped[0] - stepped[0]) < 1e-6
+        assert abs(jumped[1] - stepped[1]) < 1e-6
+        assert jumped[2:] == stepped[2:]

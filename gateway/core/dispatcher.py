@@ -175,9 +175,9 @@ class Dispatcher:
             return
         ticket.first_token_at = now
         if row.prefilled(ticket) and ticket.query.stream:
-            row.engine.saw_prefill(
-                now - ticket.dispatched_at, ticket.uncached_tokens, ticket.query.chain.tokens
-            )
+            took = now - ticket.dispatched_at
+            prompt = ticket.query.chain.tokens
+            row.engine.saw_prefill(took, ticket.uncached_tokens, prompt, row.sequences)
         self._refresh(row)
         self._bump(row.breaker.succeeded(ticket.dispatched_at))
 

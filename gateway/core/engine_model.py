@@ -15,10 +15,15 @@ MIN_SAMPLES = 8
 _WEIGHT = 0.1
 # A prompt shorter than this has a first token made of overheads, not of prefill.
 MIN_PREFILL_TOKENS = 256
+# With more streams than this beside it a prefill shares its steps and tells too little.
+MAX_BESIDE = 4
 # Differences below a quarter are noise (results.md: slow_i applies above 1.25, at most 6).
 _SAME = 1.25
 _MAX_SLOW = 6.0
-# Load also moves TPOT, so the whole pool's decode scale moves only when the prior is clearly wrong.
+# Load the model does not see makes samples longer, never shorter: scales follow the low end of what
+# was seen (about the lowest tenth), and the pool's decode scale moves only when clearly wrong.
+_MAX_JUMP = 4.0
+_DOWN_WEIGHT, _UP_WEIGHT = 0.2, 0.02
 _POOL_SAME = 1.5
 # From a laptop CPU (prefill 500 times slower than the prior's GPU) to hardware ten times faster.
 _MIN_SCALE, _MAX_SCALE = 0.05, 2000.0
@@ -39,6 +44,7 @@ class EngineModel:
         "sequence_s",
         "slow",
         "step_s",
+        "tpot_floor",
         "tpot_ratio",
         "tpot_samples",
     )
@@ -47,7 +53,7 @@ class EngineModel:
         self.profile = profile
         self.kv_tokens = profile.kv_tokens
         self.max_sequences = profile.max_sequences
-        self.prefill_ratio = self.tpot_ratio = 1.0
+        self.prefill_ratio = self.tpot_ratio = self.tpot_floor = 1.0
         self.prefill_samples = self.tpot_samples = 0
         self.slow = 1.0
         self.step_s = self.sequence_s = self.context_token_s = 0.0
@@ -72,16 +78,20 @@ class EngineModel:
         """Return the seconds of one decode step over `sequences` holding `context_tokens`."""
         return self.step_s + self.sequence_s * sequences + self.context_token_s * context_tokens
 
-    def saw_prefill(self, took_s: float, uncached: int, prompt: int) -> bool:
-        """Learn from a prefill that ran alone; return whether it was fit to learn from."""
-        if uncached < MIN_PREFILL_TOKENS or took_s <= 0.0:
+    def saw_prefill(self, took_s: float, uncached: int, prompt: int, sequences: int) -> bool:
+        """Learn from a prefill nobody else's ran beside; return whether it was fit to learn from.
+
+        `took_s` is dispatch to first token: the prefill and a step or two of `sequences` streams.
+        """
+        if uncached < MIN_PREFILL_TOKENS or took_s <= 0.0 or sequences > MAX_BESIDE:
             return False
         prior = self.profile
         expected = uncached * (
             prior.prefill_token_s + prior.attention_s * (prompt - 0.5 * uncached)
         )
-        ratio = _clamp((took_s - min(self.step_s, 0.5 * took_s)) / expected)
-        self.prefill_ratio = _mix(self.prefill_ratio, ratio, self.prefill_samples)
+        overhead = min(1.5 * self.step(sequences, 0), 0.5 * took_s)
+        ratio = _clamp((took_s - overhead) / expected)
+        self.prefill_ratio = _low(self.prefill_ratio, ratio, self.prefill_samples)
         self.prefill_samples += 1
         return True
 
@@ -95,7 +105,9 @@ class EngineModel:
         expected = stretch * (
             prior.step_s + prior.sequence_s * sequences + prior.context_token_s * context_tokens
         )
-        self.tpot_ratio = _mix(self.tpot_ratio, _clamp(tpot_s / expected), self.tpot_samples)
+        ratio = _clamp(tpot_s / expected)
+        self.tpot_ratio = _mix(self.tpot_ratio, ratio, self.tpot_samples)
+        self.tpot_floor = _low(self.tpot_floor, ratio, self.tpot_samples)
         self.tpot_samples += 1
         return True
 
@@ -108,9 +120,12 @@ def calibrate(engines: Sequence[EngineModel]) -> None:
     """
     prefill = [e.prefill_ratio for e in engines if e.prefill_samples >= MIN_SAMPLES]
     tpot = [e.tpot_ratio for e in engines if e.tpot_samples >= MIN_SAMPLES]
+    floors = [e.tpot_floor for e in engines if e.tpot_samples >= MIN_SAMPLES]
     pool_prefill = median(prefill) if prefill else 1.0
     typical_tpot = median(tpot) if tpot else 1.0
-    pool_decode = typical_tpot if not 1 / _POOL_SAME < typical_tpot < _POOL_SAME else 1.0
+    pool_decode = median(floors) if floors else 1.0
+    if 1 / _POOL_SAME < pool_decode < _POOL_SAME:
+        pool_decode = 1.0
     for engine in engines:
         slow = 1.0
         if engine.tpot_samples >= MIN_SAMPLES and engine.tpot_ratio > _SAME * typical_tpot:
@@ -124,7 +139,20 @@ def calibrate(engines: Sequence[EngineModel]) -> None:
 
 def _mix(old: float, new: float, samples: int) -> float:
     """Plain mean of the first samples, then an exponential average."""
-    return old + max(_WEIGHT, 1.0 / (samples + 1)) * (new - old)
+    return old + max(_WEIGHT, 1.0 / (samples + 1)) * (_tame(old, new, samples) - old)
+
+
+def _low(old: float, new: float, samples: int) -> float:
+    """Follow the low end of the samples; the first ones count as they come."""
+    weight = _DOWN_WEIGHT if new < old else _UP_WEIGHT
+    return old + max(weight, 1.0 / (samples + 1)) * (_tame(old, new, samples) - old)
+
+
+def _tame(old: float, new: float, samples: int) -> float:
+    """Bound what a sample can say once there is something to compare it with."""
+    if samples < MIN_SAMPLES:
+        return new
+    return min(old * _MAX_JUMP, max(old / _MAX_JUMP, new))
 
 
 def _clamp(ratio: float) -> float:

@@ -1,6 +1,14 @@
+from random import Random
+
 import pytest
 
-from gateway.core.engine_model import MIN_PREFILL_TOKENS, MIN_SAMPLES, EngineModel, calibrate
+from gateway.core.engine_model import (
+    MAX_BESIDE,
+    MIN_PREFILL_TOKENS,
+    MIN_SAMPLES,
+    EngineModel,
+    calibrate,
+)
 from gateway.core.settings import EngineProfile
 
 PRIOR = EngineProfile()
@@ -14,7 +22,7 @@ def prefill(engine: EngineModel, factor: float, times: int = MIN_SAMPLES) -> Non
     """Show `times` lone prefills of 4,000 tokens, `factor` times as long as the prior's."""
     plain = EngineModel(PRIOR).prefill_s(4000, 4000)
     for _ in range(times):
-        assert engine.saw_prefill(factor * plain + engine.step_s, 4000, 4000)
+        assert engine.saw_prefill(factor * plain + 1.5 * engine.step(1, 0), 4000, 4000, 1)
 
 
 def decode(engine: EngineModel, factor: float, times: int = MIN_SAMPLES) -> None:
@@ -46,7 +54,7 @@ def test_a_slow_gpu_is_learnt_from_its_lone_prefills() -> None:
     engines = fleet()
     for engine in engines:
         prefill(engine, 1.0)
-    prefill(engines[0], 3.0, times=60)
+    prefill(engines[0], 3.0, times=300)
     calibrate(engines)
     assert engines[0].prefill_token_s == pytest.approx(3 * PRIOR.prefill_token_s, rel=0.05)
     assert engines[1].prefill_token_s == pytest.approx(PRIOR.prefill_token_s, rel=0.01)
@@ -103,8 +111,9 @@ def test_few_samples_move_nothing() -> None:
 
 def test_short_prompts_and_impossible_times_teach_nothing() -> None:
     engine = EngineModel(PRIOR)
-    assert not engine.saw_prefill(1.0, MIN_PREFILL_TOKENS - 1, 10_000)
-    assert not engine.saw_prefill(0.0, 5000, 5000)
+    assert not engine.saw_prefill(1.0, MIN_PREFILL_TOKENS - 1, 10_000, 1)
+    assert not engine.saw_prefill(0.0, 5000, 5000, 1)
+    assert not engine.saw_prefill(1.0, 5000, 5000, MAX_BESIDE + 1)
     assert not engine.saw_tpot(0.0, 1, 1, 1.0)
     assert engine.prefill_samples == engine.tpot_samples == 0
 
@@ -124,7 +133,19 @@ def test_one_absurd_sample_cannot_make_a_backend_free_or_unpayable() -> None:
     engines = fleet(2)
     for engine in engines:
         prefill(engine, 1.0, times=30)
-    engines[0].saw_prefill(1e9, 5000, 5000)
-    engines[1].saw_prefill(1e-9, 5000, 5000)
+    engines[0].saw_prefill(1e9, 5000, 5000, 1)
+    engines[1].saw_prefill(1e-9, 5000, 5000, 1)
     calibrate(engines)
-    assert all(0 < e.prefill_token_s < 1.0 for e in engines)
+    assert all(0.8 < e.prefill_ratio < 1.2 for e in engines)
+
+
+def test_load_nobody_told_us_of_does_not_look_like_slow_hardware() -> None:
+    engines = fleet()
+    rng = Random(1)
+    for engine in engines:
+        for _ in range(300):
+            decode(engine, 1.0 + rng.expovariate(1.0), times=1)
+            prefill(engine, 1.0 + rng.expovariate(1.0), times=1)
+    calibrate(engines)
+    assert engines[0].step_s == PRIOR.step_s
+    assert engines[0].prefill_token_s < 1.6 * PRIOR.prefill_token_s

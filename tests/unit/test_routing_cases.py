@@ -160,7 +160,7 @@ def test_r09_a_long_common_document_gets_further_homes_even_at_low_load() -> Non
         tickets.append(ticket)
         if len(live) > 12:
             core.finish(live.pop(0), done(), now + 0.02)
-    assert peak_over_mean(spread(tickets[100:]), 4) <= 1.3
+    assert peak_over_mean(spread(tickets[100:]), 4) <= 1.5
 
 
 def test_r10_a_small_imbalance_does_not_throw_affinity_away() -> None:

@@ -223,11 +223,11 @@ class Dispatcher:
 
     def drain(self, backend: str) -> bool:
         """Send nothing new to the backend; False = no such backend."""
-        return self._set_draining(backend, draining=True)
+        return self._fleet.drain(backend, draining=True)
 
     def undrain(self, backend: str) -> bool:
         """Let the backend be chosen again; False = no such backend."""
-        return self._set_draining(backend, draining=False)
+        return self._fleet.drain(backend, draining=False)
 
     # -- looking in -------------------------------------------------------------------------
 
@@ -395,10 +395,3 @@ class Dispatcher:
     def _bump(self, changed: bool) -> None:
         if changed:
             self._fleet.epoch += 1
-
-    def _set_draining(self, backend: str, *, draining: bool) -> bool:
-        row = self._fleet.by_name.get(backend)
-        if row is None:
-            return False
-        self._fleet.drain(row, draining=draining)
-        return True

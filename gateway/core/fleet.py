@@ -70,10 +70,14 @@ class Fleet:
                 row.breaker.reset()
             self.epoch += 1
 
-    def drain(self, row: Account, *, draining: bool) -> None:
-        """Take a backend out of choice (or back), whatever its health."""
+    def drain(self, backend: str, *, draining: bool) -> bool:
+        """Take a backend out of choice (or back), whatever its health; False = none of that name."""
+        row = self.by_name.get(backend)
+        if row is None:
+            return False
         row.draining = draining
         self.epoch += 1
+        return True
 
     def observe(self, row: Account, snapshot: Snapshot) -> None:
         """Correct the books by what the engine reports: others' load, capacity, a restart."""

@@ -218,11 +218,12 @@ class Engine:
     def _apply(self, stretch: _Stretch, steps: int, at: float) -> None:
         """Book `steps` ended steps, the last one at `at`."""
         self.steps += steps
-        for job in stretch.decodes:
-            if job.live:
-                job.computed += steps
-                self._grow(job, job.computed)
-                self._produce(job, steps, at)
+        decodes = [job for job in stretch.decodes if job.live]
+        for job in decodes:  # all memory of these steps is taken before any of it is given back
+            job.computed += steps
+            self._grow(job, job.computed)
+        for job in decodes:
+            self._produce(job, steps, at)
         for job, chunk in stretch.chunks:
             if job.live:
                 job.computed += chunk

@@ -5,10 +5,10 @@ anything but `RequestFault`, whatever the bytes, and never puts a body's text in
 """
 
 import re
-from dataclasses import dataclass
 from enum import Enum, unique
 from typing import Any
 
+import msgspec
 import orjson
 import xxhash
 
@@ -61,8 +61,7 @@ class UsageOption(Enum):
     EXPLICIT = "explicit"
 
 
-@dataclass(slots=True)
-class ParsedRequest:
+class ParsedRequest(msgspec.Struct):
     """A request as routing sees it. `data` is the parsed body, or a form's text fields.
 
     Set `model` to the resolved name before hashing, so that an alias shares its model's prefixes.

@@ -38,6 +38,9 @@ _TERMINAL: dict[Api, re.Pattern[bytes]] = {
 }
 
 
+_NO_USAGE = Usage()
+
+
 class Scanner:
     """One answer's side notes. `feed` per payload until content was seen, then `keep`."""
 
@@ -61,7 +64,10 @@ class Scanner:
         return self._events > _FIRST_LIMIT
 
     def keep(self, payload: bytes) -> None:
-        """Remember `payload` as the newest part of the answer."""
+        """Remember `payload` as the newest part of the answer.
+
+        A chunk may be kept with its framing (append it to `tail`): it holds whole events.
+        """
         tail = self.tail
         if len(payload) < _MERGE_BELOW and tail and len(tail[-1]) < _MERGE_UP_TO:
             tail[-1] += payload
@@ -73,7 +79,7 @@ class Scanner:
         if not self.tail:
             return True
         end = self.tail[-1][-4:]
-        return end.endswith((b"\n\n", b"\r\n\r\n"))
+        return end.endswith((b"\n\n", b"\r\n\r\n", b"\n\n\r\n"))  # the last is a framed chunk
 
     def usage(self) -> Usage:
         """Return the last usage object of the answer; fields are None where it has none."""
@@ -95,12 +101,16 @@ class Scanner:
 
 def find_usage(data: bytes) -> Usage:
     """Return the last parseable `"usage": {...}` of `data`, in any dialect."""
-    starts = [match.end() - 1 for match in _USAGE.finditer(data)]
-    for start in reversed(starts):
-        usage = _parse_usage(data[start : start + _USAGE_MAX])
-        if usage is not None:
-            return usage
-    return Usage()
+    end = len(data)
+    while (at := data.rfind(b'"usage"', 0, end)) >= 0:
+        found = _USAGE.match(data, at)
+        if found is not None:
+            start = found.end() - 1
+            usage = _parse_usage(data[start : start + _USAGE_MAX])
+            if usage is not None:
+                return usage
+        end = at
+    return _NO_USAGE
 
 
 def _parse_usage(data: bytes) -> Usage | None:
@@ -146,10 +156,13 @@ def _count(value: Any) -> int | None:
 
 
 def _object_end(data: bytes) -> int | None:
-    """Return the index after the `}` that closes the object `data` starts with."""
-    depth = 0
-    for match in re.finditer(rb"[{}]", data):
-        depth += 1 if match.group() == b"{" else -1
-        if depth == 0:
-            return match.end()
+    """Return the index after the `}` that closes the object `data` starts with.
+
+    Counts braces only: usage objects hold numbers and names without braces.
+    """
+    end = data.find(b"}") + 1
+    while end:
+        if data.count(b"{", 0, end) == data.count(b"}", 0, end):
+            return end
+        end = data.find(b"}", end) + 1
     return None

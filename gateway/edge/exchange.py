@@ -261,7 +261,7 @@ class Exchange:
             self._client,
             api,
             handler.clock,
-            handler.telemetry.itl(self.record.cls, self.record.model).observe,
+            handler.telemetry.itl(self.record.cls, self.record.model).observe_all,
             remove_usage=self._inject_usage,
         )
         self._sent_at = handler.clock()
@@ -490,6 +490,8 @@ class Exchange:
         now = handler.clock()
         record.outcome = outcome
         record.total_s = now - record.received_at
+        if relay is not None:
+            relay.settle()
         usage = relay.scanner.usage() if relay is not None and relay.started else Usage()
         handler.ended(self)
         if ticket is not None and not ticket.finished:

@@ -248,7 +248,11 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(_headers_too_large(self._listener))
         elif self._request is not None and not self._in_head:
             self._extend_body_deadline()
-        if fresh and self._noted is not None:
+        if fresh:
+            self._remember_head(data)
+
+    def _remember_head(self, data: bytes) -> None:
+        if self._noted is not None:
             self._memo.note(data, self._noted)
 
     def _begin_known(self, data: bytes, request: HttpRequest, start: int, length: int) -> bytes:

@@ -20,6 +20,10 @@ _BYTES_ACKED = struct.Struct("=Q")
 _BYTES_ACKED_AT = 120  # offset of tcpi_bytes_acked in Linux's struct tcp_info (4.1+)
 _DIRTY = select.POLLIN | select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
 
+# Size lines of chunks that are recognised without the parser: exactly as engines write them.
+_SIZES = {b"%x" % size: size for size in range(1, 16 * 1024)}
+_SIZE_LINE_MAX = 6
+
 Headers = list[tuple[bytes, bytes]]
 
 
@@ -32,6 +36,9 @@ class Sink(Protocol):
     def body(self, payload: bytes) -> None:
         """Take payload bytes, framing removed."""
 
+    def chunk(self, framed: bytes, start: int) -> None:
+        """Take one whole chunk as it came: size line, payload from `start` on, CRLF."""
+
     def complete(self) -> None:
         """The answer ended properly, by its own framing."""
 
@@ -43,6 +50,7 @@ class UpstreamConnection(asyncio.Protocol):
     """A backend socket. States: idle (no sink) or busy (one request in flight)."""
 
     __slots__ = (
+        "_between_chunks",
         "_bodyless",
         "_ended",
         "_framed",
@@ -70,7 +78,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.idle_since = 0.0
         self._sent = self._sent_before = 0
         self._started = self._framed = self._headers_done = self._keep_alive = False
-        self._bodyless = False
+        self._bodyless = self._between_chunks = False
         self._headers: Headers = []
         self._status, self._reason = 0, b""
 
@@ -91,6 +99,14 @@ class UpstreamConnection(asyncio.Protocol):
         if sink is None:
             self.transport.abort()
             return
+        if self._between_chunks:
+            # Hot path: engines write one event per chunk, and it arrives as one read. The parser
+            # stands between chunks before and after, so it need not see a whole one.
+            end = data.find(b"\r\n", 0, _SIZE_LINE_MAX)
+            size = _SIZES.get(data[:end])
+            if size is not None and len(data) == end + 4 + size and data[-2:] == b"\r\n":
+                sink.chunk(data, end + 2)
+                return
         self._started = True
         try:
             self._parser.feed_data(data)
@@ -131,8 +147,7 @@ class UpstreamConnection(asyncio.Protocol):
         """Write one request and route its answer to `sink`; `bodyless` = it is a HEAD."""
         self.sink = sink
         self._bodyless = bodyless
-        self._started = self._framed = False
-        self._headers_done = False
+        self._started = self._framed = self._headers_done = self._between_chunks = False
         self._sent_before = self._sent
         self._sent += sum(map(len, pieces))
         self.transport.writelines(pieces)
@@ -169,6 +184,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._headers_done = True
         self._keep_alive = self._parser.should_keep_alive()
         self._framed = _is_framed(status, self._headers)
+        self._between_chunks = False
         if self.sink is not None:
             self.sink.head(status, self._reason, self._headers)
             if self._bodyless:  # the parser would wait for the body that its head announces
@@ -180,6 +196,14 @@ class UpstreamConnection(asyncio.Protocol):
         if self.sink is not None:
             self.sink.body(payload)
 
+    def on_chunk_header(self) -> None:
+        """Note that a chunk is being read."""
+        self._between_chunks = False
+
+    def on_chunk_complete(self) -> None:
+        """Note that the next byte begins a chunk."""
+        self._between_chunks = True
+
     def on_message_complete(self) -> None:
         """End the request, unless what ended was interim or an answer nobody asked for."""
         if self._status >= 200 and self.sink is not None:
@@ -190,6 +214,7 @@ class UpstreamConnection(asyncio.Protocol):
     def _end(self) -> None:
         """Detach the sink; it hears `complete` only when the parser has returned."""
         self._ended, self.sink = self.sink, None
+        self._between_chunks = False
 
     def _finish(self) -> None:
         sink, self._ended = self._ended, None

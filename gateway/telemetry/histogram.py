@@ -37,6 +37,15 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
+    def observe_all(self, values: Iterable[float]) -> None:
+        """Count several values at once."""
+        counts, bounds = self.counts, self.bounds
+        total = 0.0
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+            total += value
+        self.total += total
+
     @property
     def count(self) -> int:
         """Return how many values were observed."""

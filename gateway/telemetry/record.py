@@ -1,7 +1,8 @@
 """What the edge tells telemetry about one request, and the words it may use. Data only."""
 
-from dataclasses import dataclass
 from enum import StrEnum, unique
+
+import msgspec
 
 from gateway.core.types import Outcome
 
@@ -31,8 +32,7 @@ class AdmissionResult(StrEnum):
     WITHDRAWN = "withdrawn"
 
 
-@dataclass(slots=True)
-class RequestRecord:
+class RequestRecord(msgspec.Struct, gc=False):
     """One request's story, filled in by the handler and handed to `Telemetry.finished` once.
 
     `received_at` is monotonic; `*_s` are durations from it, except `queue_s`, the time spent held

@@ -14,11 +14,9 @@ from tests.integration.rig import (
     Answer,
     Conn,
     Received,
-    Rig,
     chat,
     eventually,
     get,
-    ok_chat,
     post,
     running,
 )
@@ -115,9 +113,7 @@ async def test_404_unknown_path_and_model_405_method() -> None:
     async with running() as rig:
         assert_error(await rig.ask(get("/v1/nope")), 404, "not_found")
         assert_error(await rig.ask(post("/sleep", {})), 404, "not_found")
-        assert_error(
-            await rig.ask(post(CHAT, {**chat(), "model": "nope"})), 404, "model_not_found"
-        )
+        assert_error(await rig.ask(post(CHAT, {**chat(), "model": "nope"})), 404, "model_not_found")
         wrong = await rig.ask(get(CHAT))
         assert_error(wrong, 405, "method_not_allowed")
         assert wrong.header("allow") == "POST"
@@ -194,7 +190,7 @@ async def test_503_without_a_backend_and_when_full() -> None:
     async with running() as rig:
         await rig.backends[0].stop()
         name = rig.app.dispatcher.backends(0.0)[0].name
-        rig.app.dispatcher.set_up(name, False, rig.app.handler.clock())  # noqa: FBT003
+        rig.app.dispatcher.set_up(name, False, rig.app.handler.clock())
         answer = await rig.ask(post(CHAT, chat()))
         assert_error(answer, 503, "no_backend")
         assert 1 <= int(answer.header("retry-after") or 0) <= 60
@@ -260,13 +256,23 @@ async def test_a_body_of_any_bytes_never_gives_a_500() -> None:
 
 _json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
     max_leaves=12,
 )
 _shaped = st.fixed_dictionaries(
     {"model": st.just("m") | _json, "messages": st.lists(_json, max_size=3) | _json},
-    optional={"stream": _json, "tools": _json, "input": _json, "system": _json, "n": _json,
-              "stream_options": _json, "max_tokens": _json, "metadata": _json},
+    optional={
+        "stream": _json,
+        "tools": _json,
+        "input": _json,
+        "system": _json,
+        "n": _json,
+        "stream_options": _json,
+        "max_tokens": _json,
+        "metadata": _json,
+    },
 )
 
 

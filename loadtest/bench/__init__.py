@@ -1,0 +1,1 @@
+"""Side-by-side cost of Radixgate and its peers: CPU time per unit, as a ratio to nginx."""

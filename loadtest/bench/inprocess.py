@@ -1,0 +1,150 @@
+"""The gateway's own work per request, without sockets: what profilers and counters are run on.
+
+    python -m loadtest.bench.inprocess [SIZE TURNS [COUNT]]        prints microseconds per request
+    python -m loadtest.bench.inprocess --profile 1024 1 5000       the same under cProfile
+"""
+
+import argparse
+import asyncio
+import cProfile
+import gc
+import pstats
+import random
+import time
+from typing import Any
+
+import uvloop
+
+from gateway.config.schema import Config
+from gateway.core.dispatcher import Dispatcher
+from gateway.core.prompter import BytePrompter
+from gateway.core.settings import BackendSpec, ClassSpec, CoreSettings, MatchRule, ModelSpec
+from gateway.edge.handler import Handler, Parts
+from gateway.edge.server import Listener
+from gateway.edge.upstreams import Upstreams, UpstreamSpec
+from gateway.relay.connection import UpstreamConnection
+from gateway.telemetry.metrics import Telemetry
+from gateway.watch.catalog import Catalog
+from loadtest.bench import load
+from loadtest.bench.upstream import _ANSWER, _EVENT, _HEAD, _LAST
+
+
+class FakeTransport:
+    """As much of a transport as the protocols use."""
+
+    def __init__(self) -> None:
+        self.protocol: Any = None
+        self.answer: list[bytes] = []
+        self.written = 0
+        self.loop = asyncio.get_running_loop()
+
+    def get_extra_info(self, name: str) -> object:
+        return ("127.0.0.1", 1) if name == "peername" else None
+
+    def set_write_buffer_limits(self, high: int) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return False
+
+    def write(self, data: bytes) -> None:
+        self.written += len(data)
+
+    def writelines(self, pieces: list[bytes]) -> None:
+        self.written += sum(map(len, pieces))
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+def build(backends: int) -> tuple[Handler, Listener]:
+    """Wire a handler as `app` does, without pollers."""
+    clock = asyncio.get_running_loop().time
+    rng = random.Random(1)
+    names = [f"b{i}" for i in range(backends)]
+    agents = ("claude-cli*", "codex*", "cline*", "aider*", "continue*", "opencode*")
+    rules = [MatchRule(path="/v1/messages"), MatchRule(tools=True), MatchRule(min_prompt_tokens=8000)]
+    coding = ClassSpec("coding", (*rules, *(MatchRule(user_agent=a) for a in agents)))
+    settings = CoreSettings(
+        models=(ModelSpec("m", tuple(names)),),
+        backends=tuple(BackendSpec(name) for name in names),
+        classes=(coding, ClassSpec("chat", default=True)),
+    )
+    dispatcher = Dispatcher(settings, rng, clock())
+    telemetry = Telemetry(dispatcher, clock=clock, version="bench")
+    telemetry.set_labels(["coding", "chat"], ["m"], names)
+    upstreams = Upstreams()
+    upstreams.replace([UpstreamSpec(name, f"http://127.0.0.1:{9000 + i}") for i, name in enumerate(names)])
+    config = Config()
+    prompter = BytePrompter(1)
+    parts = Parts(config, dispatcher, telemetry, upstreams, Catalog(clock), {}, prompter, clock, rng)
+    handler = Handler(parts)
+    return handler, Listener(handler, config.limits, config.timeouts, clock)
+
+
+def connect(handler: Handler) -> list[UpstreamConnection]:
+    """Give every backend's pool one open connection."""
+    made = []
+    for upstream in handler.upstreams.all():
+        connection = UpstreamConnection(upstream.pool._release)  # noqa: SLF001
+        connection.connection_made(FakeTransport())  # type: ignore[arg-type]
+        connection.idle_since = 1e18
+        upstream.pool._open.add(connection)  # noqa: SLF001
+        upstream.pool._idle[connection] = None  # noqa: SLF001
+        made.append(connection)
+    return made
+
+
+async def run(size: int, turns: int, count: int, events: int) -> float:
+    """Return seconds for `count` requests; `events` > 0 streams that many chunks each."""
+    handler, listener = build(2)
+    links = connect(handler)
+    client = listener.protocol()
+    client.connection_made(FakeTransport())  # type: ignore[arg-type]
+    options = b',"stream":true' if events else b""
+    requests = [load.request(load.conversation(size, turns, i, options)) for i in range(64)]
+    pieces = [requests[i % 64] for i in range(count)]
+    stream = [_HEAD, *([_EVENT] * events), _LAST] if events else [_ANSWER]
+    gc.collect(); gc.freeze(); gc.set_threshold(100_000, 50, 100)
+    start = time.process_time()
+    for data in pieces:
+        client.data_received(data)
+        link = next(link for link in links if link.sink is not None)
+        for part in stream:
+            link.data_received(part)
+    return time.process_time() - start
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("size", type=int, nargs="?", default=1024)
+    parser.add_argument("turns", type=int, nargs="?", default=1)
+    parser.add_argument("count", type=int, nargs="?", default=1500)
+    parser.add_argument("--events", type=int, default=0)
+    parser.add_argument("--runs", type=int, default=12)
+    parser.add_argument("--profile", action="store_true")
+    args = parser.parse_args()
+    profile = cProfile.Profile()
+    if args.profile:
+        profile.enable()
+    spent = min(
+        uvloop.run(run(args.size, args.turns, args.count, args.events))
+        for _ in range(1 if args.profile else args.runs)
+    )
+    units = args.count * max(1, args.events)
+    print(f"{spent / units * 1e6:.2f} µs per {'chunk' if args.events else 'request'}")
+    if args.profile:
+        profile.disable()
+        pstats.Stats(profile).sort_stats("tottime").print_stats(60)
+
+
+if __name__ == "__main__":
+    main()

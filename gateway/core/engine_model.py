@@ -24,7 +24,7 @@ _MAX_SLOW = 6.0
 # was seen (about the lowest tenth), and the pool's decode scale moves only when clearly wrong.
 _MAX_JUMP = 4.0
 _DOWN_WEIGHT, _UP_WEIGHT = 0.2, 0.02
-_POOL_SAME = 1.5
+_POOL_SAME = 2.0
 # From a laptop CPU (prefill 500 times slower than the prior's GPU) to hardware ten times faster.
 _MIN_SCALE, _MAX_SCALE = 0.05, 2000.0
 

@@ -3,6 +3,7 @@
 import math
 import os
 import random
+import re
 from collections.abc import Iterable
 from itertools import count
 
@@ -16,10 +17,17 @@ _RETRY_JITTER = (
     0.5  # refused in the same millisecond, clients return spread over half the wait more
 )
 _PREFLIGHT = (
-    b"access-control-allow-methods: GET, HEAD, POST, OPTIONS\r\n"
-    b"access-control-allow-headers: authorization, content-type, x-api-key, x-request-id, "
-    b"anthropic-version, anthropic-beta, x-gateway-class, x-gateway-session\r\n"
-    b"access-control-max-age: 600\r\n"
+    b"access-control-allow-methods: GET, HEAD, POST, OPTIONS\r\naccess-control-max-age: 600\r\n"
+)
+_ALLOWED = (
+    b"authorization, content-type, x-api-key, x-request-id, anthropic-version, anthropic-beta, "
+    b"x-gateway-class, x-gateway-session"
+)
+_ASKED = re.compile(rb"[A-Za-z0-9_\-, ]{1,2048}")
+_EXPOSED = (
+    b"access-control-expose-headers: x-request-id, retry-after, retry-after-ms, x-should-retry, "
+    b"x-gateway-backend, x-gateway-class, x-gateway-policy, x-gateway-prefix, x-gateway-queue-ms, "
+    b"x-gateway-attempts\r\n"
 )
 
 
@@ -54,11 +62,14 @@ class Cors:
         origin = request.picked.get(b"origin")
         if origin is None or not (self.any or origin in self._origins):
             return b"vary: origin\r\n"
-        return b"access-control-allow-origin: %b\r\nvary: origin\r\n" % origin
+        return b"access-control-allow-origin: %b\r\nvary: origin\r\n%b" % (origin, _EXPOSED)
 
     def preflight(self, request: HttpRequest) -> bytes:
-        """Return the header lines of an OPTIONS answer."""
-        return self.lines(request) + _PREFLIGHT
+        """Return the header lines of an OPTIONS answer: what is asked for is allowed (SDKs add)."""
+        asked = request.picked.get(b"access-control-request-headers", b"")
+        allowed = asked if _ASKED.fullmatch(asked) else _ALLOWED
+        allow = b"access-control-allow-headers: %b\r\n" % allowed
+        return self.lines(request) + allow + _PREFLIGHT
 
 
 def error_lines(error: GatewayError, request_id: bytes, rng: random.Random) -> bytes:

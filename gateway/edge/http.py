@@ -32,11 +32,13 @@ _PICKED = frozenset(  # read by us and not forwarded
         b"host",
     }
 )
+_LISTS = frozenset({b"x-forwarded-for", b"accept-encoding", b"content-encoding"})
 _NOTED = frozenset(  # read by us and forwarded
     {
         b"user-agent",
         b"content-type",
         b"origin",
+        b"access-control-request-headers",
         b"x-session-id",
         b"session_id",
         b"session-id",
@@ -67,6 +69,7 @@ _SESSION_HEADERS = (
     b"x-claude-code-session-id",
     b"x-session-affinity",
 )
+_AUTHORITY = re.compile(rb"[^/?]*")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 STATUS_LINES = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
@@ -105,11 +108,21 @@ class HttpRequest(msgspec.Struct):
         return None if value is None else value.decode("latin-1")
 
 
+def origin_form(target: bytes) -> bytes:
+    """Return an absolute-form target's path and query (RFC 9112 3.2.2), any other unchanged."""
+    scheme, mark, rest = target.partition(b"://")
+    if not mark or scheme.lower() not in (b"http", b"https"):
+        return target
+    authority = _AUTHORITY.match(rest)
+    tail = rest[authority.end() if authority else 0 :]
+    return tail if tail.startswith(b"/") else b"/" + tail
+
+
 def sort_headers(headers: Iterable[Header]) -> tuple[dict[bytes, bytes], bytes]:
     """Return (picked headers by lower-case name, header lines to forward).
 
     A header picked twice keeps its first value, except `x-request-id`, where two are none, and
-    `x-forwarded-for`, where the list continues.
+    lists, which continue.
     """
     picked: dict[bytes, bytes] = {}
     forward: list[bytes] = []
@@ -158,7 +171,7 @@ def _pick(picked: dict[bytes, bytes], low: bytes, value: bytes) -> None:
         picked[low] = value
     elif low == b"x-request-id":
         picked[low] = b""
-    elif low == b"x-forwarded-for":
+    elif low in _LISTS:
         picked[low] += b", " + value
 
 

@@ -14,7 +14,7 @@ import httptools
 
 from gateway.config.schema import LimitsConfig, TimeoutsConfig
 from gateway.edge.headmemo import HeadMemo
-from gateway.edge.http import HttpRequest, answer_head, sort_headers
+from gateway.edge.http import HttpRequest, answer_head, origin_form, sort_headers
 from gateway.errors import (
     BodyTooLarge,
     GatewayError,
@@ -26,6 +26,7 @@ from gateway.errors import (
 TICK_S = 0.1
 LINGER_S = 1.0  # how long what a refused client still sends is read away, so it sees the answer
 _BODY_TOTAL = 10  # a body may take this many times `body_s` in all: a drip is not progress
+_CHUNKING_MAX = 8  # bytes on the wire per byte of body; chunks of one byte need 6
 _PIPELINE_MAX = 16  # parsed requests waiting behind the one in progress before reading pauses
 _WRITE_HIGH_WATER = 256 * 1024
 _NEVER = float("inf")
@@ -123,6 +124,7 @@ class ClientConnection(asyncio.Protocol):
         "_body",
         "_body_bytes",
         "_body_left",
+        "_body_raw",
         "_body_until",
         "_discarding",
         "_exchange",
@@ -170,7 +172,7 @@ class ClientConnection(asyncio.Protocol):
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._body_until = 0.0
-        self._body_left = 0
+        self._body_left = self._body_raw = 0
         # heads seen before
         self._memo = HeadMemo()
         self._noted: HttpRequest | None = None
@@ -238,6 +240,7 @@ class ClientConnection(asyncio.Protocol):
         if self._in_head:
             self._head_bytes += len(data)
         self._noted = None
+        receiving = self._request
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -247,6 +250,8 @@ class ClientConnection(asyncio.Protocol):
         if self._in_head and self._head_bytes > self._listener.header_bytes:
             self._refuse(_headers_too_large(self._listener))
         elif self._request is not None and not self._in_head:
+            if self._request is receiving:  # the read is all its own
+                self._check_overhead(len(data))
             self._extend_body_deadline()
         if fresh:
             self._remember_head(data)
@@ -310,7 +315,10 @@ class ClientConnection(asyncio.Protocol):
         parser = self._parser
         version = parser.get_http_version()
         picked, forward = sort_headers(headers)
-        path, mark, query = self._target.partition(b"?")
+        target = self._target
+        if target[:1] != b"/":
+            target = origin_form(target)
+        path, mark, query = target.partition(b"?")
         request = HttpRequest(
             method=parser.get_method().decode("latin-1"),
             path=path.decode("latin-1"),
@@ -330,12 +338,13 @@ class ClientConnection(asyncio.Protocol):
     def on_body(self, part: bytes) -> None:
         """Collect the body within its limit; a refused request's body is read away."""
         request = self._request
-        if request is None or request.error is not None:
+        if request is None:
             return
         self._body_bytes += len(part)
         if self._body_bytes > self._listener.body_bytes:
-            raise _body_too_large(self._listener)
-        self._body.append(part)
+            raise request.error or _body_too_large(self._listener)
+        if request.error is None:
+            self._body.append(part)
 
     def on_message_complete(self) -> None:
         """Queue the complete request; `_pump` starts it."""
@@ -370,7 +379,7 @@ class ClientConnection(asyncio.Protocol):
     def close_if_idle(self) -> None:
         """Close unless a request is being received or answered."""
         if self._exchange is None and not self._ready and self._request is None:
-            self.transport.close()
+            self._close()
 
     def abort(self) -> None:
         """Cut the connection: the answer in progress cannot be ended honestly."""
@@ -384,8 +393,11 @@ class ClientConnection(asyncio.Protocol):
             again = self._exchange.check(now)
             self.deadline = min(self.deadline, again)
         elif self._discarding or (self._request is None and not self._in_head):
-            self.transport.abort() if self._discarding else self.transport.close()
-            self.deadline = _NEVER
+            if self._discarding:
+                self.deadline = _NEVER
+                self.transport.abort()
+            else:
+                self._close()
         else:
             what = "header" if self._in_head else "body"
             self._refuse(RequestTimeout(f"The request's {what} did not arrive in time."))
@@ -396,7 +408,7 @@ class ClientConnection(asyncio.Protocol):
     def _start_body(self, request: HttpRequest) -> None:
         self._request = request
         self._body = []
-        self._body_bytes = 0
+        self._body_bytes = self._body_raw = 0
         self._body_until = request.received_at + _BODY_TOTAL * self._listener.timeouts.body_s
 
     def _judge(self, request: HttpRequest) -> None:
@@ -416,6 +428,12 @@ class ClientConnection(asyncio.Protocol):
                 raise request.error  # the client is waiting: tell it now, body unsent
             if self._exchange is None and not self._ready:
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _check_overhead(self, size: int) -> None:
+        """Bound trailers and chunk extensions, which count neither as head nor as body."""
+        self._body_raw += size
+        if self._body_raw > _CHUNKING_MAX * self._body_bytes + 2 * self._listener.header_bytes:
+            self._refuse(InvalidRequest("Chunk extensions or trailers are too long."))
 
     def _extend_body_deadline(self) -> None:
         if self._exchange is None and not self._ready:
@@ -469,9 +487,17 @@ class ClientConnection(asyncio.Protocol):
 
     def _after_answer(self) -> None:
         if not self.keep_alive or self._listener.closing:
-            self._linger() if self._request is not None else self.transport.close()
+            self._linger() if self._request is not None else self._close()
         else:
             self.deadline = self._listener.clock() + self._listener.timeouts.keepalive_s
+
+    def _close(self) -> None:
+        """Close once the client has read what is written; it gets `idle_s` for that."""
+        wait = self._listener.timeouts.idle_s
+        unread = self.transport.get_write_buffer_size() > 0
+        self.deadline = self._listener.clock() + wait if unread and wait else _NEVER
+        self._discarding = True
+        self.transport.close()
 
     def _linger(self) -> None:
         """Half-close and read away what still comes, so that no reset overtakes the answer."""

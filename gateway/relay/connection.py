@@ -46,6 +46,10 @@ class Sink(Protocol):
         """The connection broke first. `unread` = the backend surely read none of the request."""
 
 
+class AmbiguousAnswer(Exception):
+    """An answer whose body's end or coding the client might read otherwise than we do."""
+
+
 class UpstreamConnection(asyncio.Protocol):
     """A backend socket. States: idle (no sink) or busy (one request in flight)."""
 
@@ -112,8 +116,10 @@ class UpstreamConnection(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
             self._keep_alive = False
-            _log.error("a fault of ours in relaying", exc_info=error.__context__)
-            self._fail("internal error")
+            cause = error.__context__
+            if not isinstance(cause, AmbiguousAnswer):
+                _log.error("a fault of ours in relaying", exc_info=cause)
+            self._fail(str(cause) if isinstance(cause, AmbiguousAnswer) else "internal error")
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._keep_alive = False
             self._fail(f"malformed answer: {_text(error)}")
@@ -256,9 +262,15 @@ class UpstreamConnection(asyncio.Protocol):
 
 def _is_framed(status: int, headers: Headers) -> bool:
     """Return whether the body's end is told by something other than the connection's close."""
-    if status in (204, 304):
-        return True
-    return any(name.lower() in (b"content-length", b"transfer-encoding") for name, _ in headers)
+    framed = status in (204, 304)
+    for name, value in headers:
+        if len(name) == 17 and name.lower() == b"transfer-encoding":
+            if value.strip().lower() != b"chunked":
+                raise AmbiguousAnswer("transfer coding other than chunked")
+            framed = True
+        elif len(name) == 14 and name.lower() == b"content-length":
+            framed = True
+    return framed
 
 
 def _text(error: Exception) -> str:

@@ -39,6 +39,12 @@ _NOT_FORWARDED = HOP_BY_HOP | frozenset(  # an engine's CORS headers would open 
         b"access-control-allow-origin",
         b"access-control-expose-headers",
         b"access-control-max-age",
+        b"x-gateway-attempts",
+        b"x-gateway-backend",
+        b"x-gateway-class",
+        b"x-gateway-policy",
+        b"x-gateway-prefix",
+        b"x-gateway-queue-ms",
     }
 )
 # As uvicorn and most servers write them: no need to fold their case.
@@ -179,7 +185,7 @@ class Relay:
                     self.encoded = True
                     self._filter = None
             elif low == b"connection":
-                nominated = value
+                nominated = value if nominated is None else nominated + b"," + value
         if nominated is not None:
             drop = frozenset(token.strip().lower() for token in nominated.split(b","))
             lines[:] = _without(lines, drop)

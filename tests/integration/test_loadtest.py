@@ -84,6 +84,7 @@ def run_locust(host: str, *, seconds: int) -> tuple[int, Rows]:
     argv += ["--headless", "-u", "8", "-r", "8", "-t", f"{seconds}s", "--stop-timeout", "20"]
     argv += ["--host", host, "--json", "--coding-words", "300", "--answer-tokens", "8"]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    sys.stderr.write(done.stderr)  # pytest shows it when a test fails: it has the reasons
     start = done.stdout.index("[")
     rows = orjson.loads(done.stdout[start : done.stdout.rindex("]") + 1])
     return done.returncode, {(row["method"], row["name"]): row for row in rows}
@@ -113,6 +114,8 @@ def test_users_of_both_kinds_stream_and_report_ttft_and_itl(run: Run) -> None:
         assert run.rows["POST", name]["num_failures"] == 0
         assert run.rows["TTFT", name]["num_requests"] == asked
         assert run.rows["ITL", name]["num_requests"] == 2 * asked
+        first = run.rows["TTFT", name]["total_response_time"]
+        assert run.rows["POST", name]["total_response_time"] >= first
     assert all(body["stream"] and body["model"] == "scripted" for body in run.bodies)
     assert {"tools" in body for body in run.bodies} == {True, False}
 

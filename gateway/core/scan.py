@@ -26,6 +26,11 @@ _CONTENT = re.compile(
 )
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
 _USAGE_MAX = 8192
+# vLLM's and llama.cpp's chat usage as they write it: a third of the cost of parsing the object.
+_USUAL = re.compile(
+    rb'"usage":\{(?:"prompt_tokens":(\d{1,9}),"total_tokens":\d{1,9},"completion_tokens":(\d{1,9}))'
+    rb'(?:,"prompt_tokens_details":(?:null|\{"cached_tokens":(\d{1,9})[,}]))?'
+)
 _STREAM_ERROR = re.compile(rb'(?:^|\n)(?:event: ?error|data: ?\{\s*"error"\s*:)')
 _TERMINAL: dict[Api, re.Pattern[bytes]] = {
     Api.CHAT: re.compile(rb"(?:^|\n)data: ?\[DONE\]"),
@@ -103,6 +108,10 @@ def find_usage(data: bytes) -> Usage:
     """Return the last parseable `"usage": {...}` of `data`, in any dialect."""
     end = len(data)
     while (at := data.rfind(b'"usage"', 0, end)) >= 0:
+        usual = _USUAL.match(data, at)
+        if usual is not None:
+            prompt, completion, cached = usual.groups()
+            return Usage(int(prompt), int(completion), None if cached is None else int(cached))
         found = _USAGE.match(data, at)
         if found is not None:
             start = found.end() - 1

@@ -38,6 +38,9 @@ class Api(Enum):
     TRANSCRIPTIONS = "/v1/audio/transcriptions"
     TRANSLATIONS = "/v1/audio/translations"
 
+    # Enum's own hashes the name in Python code: 0.2 us per table look-up, dozens per request.
+    __hash__ = object.__hash__
+
 
 @unique
 class Outcome(StrEnum):
@@ -58,6 +61,8 @@ class Outcome(StrEnum):
     UPSTREAM_4XX = "upstream_4xx"
     UPSTREAM_5XX = "upstream_5xx"
     INTERNAL_ERROR = "internal_error"
+
+    __hash__ = str.__hash__  # as Api's
 
 
 class Chain(msgspec.Struct, frozen=True, gc=False):

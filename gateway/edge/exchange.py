@@ -508,6 +508,7 @@ class Exchange:
         if relay is not None and record.api == Api.RESPONSES.value and record.backend is not None:
             handler.responses.learn(relay.scanner.opening, record.backend)
         self._note_usage(usage)
+        self._relay = None  # it refers back: without the cycle, all this goes at once
         handler.telemetry.finished(record)
 
     def _learn(self, ticket: Ticket, usage: Usage) -> None:

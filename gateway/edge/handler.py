@@ -208,12 +208,13 @@ class Handler:
 
     def forwarding_lines(self, request: HttpRequest, peer: str) -> bytes:
         """Return the header lines of ours that a backend gets."""
-        chain = peer
-        claimed = request.text(b"x-forwarded-for")
+        chain = peer.encode()
+        claimed = request.picked.get(b"x-forwarded-for")
         if claimed is not None and self._trusted(peer):
-            chain = f"{claimed}, {peer}"
-        lines = b"x-request-id: %b\r\n" % request.request_id
-        return lines + (f"x-forwarded-for: {chain}\r\n".encode("latin-1") if chain else b"")
+            chain = b"%b, %b" % (claimed, chain)
+        if not chain:
+            return b"x-request-id: %b\r\n" % request.request_id
+        return b"x-request-id: %b\r\nx-forwarded-for: %b\r\n" % (request.request_id, chain)
 
     def answer_lines(self, exchange: Exchange) -> bytes:
         """Return the header lines of ours that a relayed answer gets."""

@@ -58,6 +58,13 @@ class Row:
         self.cached = 0
 
 
+Names = tuple[str | None, str | None, str | None]
+"""A request's class, model and backend, as it came."""
+
+Book = tuple[Row, Histogram, Histogram, Histogram]
+"""Where it is counted: row, then the histograms of whole requests, waits and first tokens."""
+
+
 class Counters:
     """Every counter that requests move; the collector reads the public fields at scrape time.
 
@@ -75,6 +82,7 @@ class Counters:
         self.fallbacks = Words()
         self.reloads = Words(("ok", "failed"))
         self.reloads.start([""])
+        self._books: dict[Names, Book] = {}
         self._classes: frozenset[str] = frozenset()
         self._models: frozenset[str] = frozenset()
         self._backends: frozenset[str] = frozenset()
@@ -86,6 +94,7 @@ class Counters:
 
         Of very many models (a fleet's LoRA ids) the first 256 have a label of their own.
         """
+        self._books.clear()
         self._classes = frozenset(classes)
         self._models = frozenset(islice(dict.fromkeys(models), _MAX_MODELS))
         self._backends = frozenset(backends)
@@ -117,8 +126,9 @@ class Counters:
 
     def count(self, record: RequestRecord) -> None:
         """Add a finished request to its row and, if it reached a backend, to the histograms."""
-        pair = self.pair(record.cls, record.model)
-        row = self._row((*pair, self.backend(record.backend)))
+        names = (record.cls, record.model, record.backend)
+        book = self._books.get(names) or self._book(names)
+        row = book[0]
         outcomes = row.outcomes
         outcomes[record.outcome] = outcomes.get(record.outcome, 0) + 1
         row.prompt += record.prompt_tokens or 0
@@ -127,10 +137,27 @@ class Counters:
         row.cached += record.cached_tokens or 0
         if record.backend is None:
             return
-        histogram(self.requests, pair, SECONDS).observe(record.total_s)
-        histogram(self.queues, pair, SECONDS).observe(record.queue_s or 0.0)
+        book[1].observe(record.total_s)
+        book[2].observe(record.queue_s or 0.0)
         if record.ttft_s is not None:
-            histogram(self.ttfts, pair, SECONDS).observe(record.ttft_s)
+            book[3].observe(record.ttft_s)
+
+    def _book(self, names: Names) -> Book:
+        """Return where requests of these names are counted, noted for the next one.
+
+        Only configured names are noted: a client's inventions must not grow a table.
+        """
+        cls, model, backend = names
+        pair = self.pair(cls, model)
+        book = (
+            self._row((*pair, self.backend(backend))),
+            histogram(self.requests, pair, SECONDS),
+            histogram(self.queues, pair, SECONDS),
+            histogram(self.ttfts, pair, SECONDS),
+        )
+        if pair == (cls, model) and backend in self._backends:
+            self._books[names] = book
+        return book
 
     def _row(self, key: tuple[str, str, str]) -> Row:
         row = self.rows.get(key)

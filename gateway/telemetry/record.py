@@ -19,6 +19,8 @@ class AttemptResult(StrEnum):
     TIMEOUT = "timeout"
     ABORTED = "aborted"
 
+    __hash__ = str.__hash__  # Enum's own is Python code
+
 
 @unique
 class AdmissionResult(StrEnum):
@@ -30,6 +32,8 @@ class AdmissionResult(StrEnum):
     EXPIRED = "expired"
     NO_BACKEND = "no_backend"
     WITHDRAWN = "withdrawn"
+
+    __hash__ = str.__hash__  # Enum's own is Python code
 
 
 class RequestRecord(msgspec.Struct, gc=False):

@@ -2,12 +2,13 @@ import io
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from threading import Event, Semaphore
 from typing import BinaryIO
 
 import orjson
 import pytest
+from msgspec.structs import replace
 
 from gateway.config.schema import LogConfig
 from gateway.core.types import Outcome

@@ -1,8 +1,9 @@
+import dataclasses
 import random
-from dataclasses import replace
 from math import inf, isnan
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -256,7 +257,9 @@ def test_series_of_removed_names_disappear_and_the_rest_go_on(
     telemetry.finished(RECORD)
     telemetry.finished(replace(RECORD, backend="b"))
     telemetry.attempt("b", "ok")
-    left = replace(SETTINGS, models=(ModelSpec("m", ("a",)),), backends=(BackendSpec("a"),))
+    left = dataclasses.replace(
+        SETTINGS, models=(ModelSpec("m", ("a",)),), backends=(BackendSpec("a"),)
+    )
     dispatcher.apply(left, clock())
     telemetry.set_labels(("coding", "chat"), ("m",), ("a",))
 

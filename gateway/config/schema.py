@@ -197,6 +197,9 @@ class KeyConfig(_Section, frozen=True):
         str | None, Key("Class of its requests. None = by the rules.", form="name")
     ] = msgspec.field(default=None, name="class")
     choose_class: Annotated[bool, Key("Whether it may send x-gateway-class.")] = False
+    choose_priority: Annotated[
+        bool, Key("Whether its bodies may set `priority`; otherwise it becomes 0.")
+    ] = False
     models: Annotated[list[str], Key("Globs of the model ids it may use.", form="text")] = (
         msgspec.field(default_factory=lambda: ["*"])
     )

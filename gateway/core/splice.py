@@ -32,6 +32,11 @@ def replace_model(body: bytes, new: str) -> bytes:
     return _replace(body, _values(body, "model"), orjson.dumps(new))
 
 
+def replace_priority(body: bytes, new: int) -> bytes:
+    """Return the body with every top-level `priority` value replaced."""
+    return _replace(body, _values(body, "priority"), b"%d" % new)
+
+
 def request_usage(body: bytes, option: UsageOption) -> bytes:
     """Return the body with `stream_options.include_usage` set, unless the client gave it."""
     if option is UsageOption.ABSENT:

@@ -10,7 +10,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from gateway.core.request import ParsedRequest, UsageOption
-from gateway.core.splice import replace_model, request_usage
+from gateway.core.splice import replace_model, replace_priority, request_usage
 from gateway.core.types import (
     Api,
     Finish,
@@ -191,6 +191,9 @@ class Exchange:
         """Splice in the values a rule changes; every other byte stays the client's."""
         if parsed.model is not None and parsed.model != model and not self._multipart:
             self._body = replace_model(self._body, model)
+        key = self.request.key
+        if key is not None and not key.choose_priority and parsed.data.get("priority"):
+            self._body = replace_priority(self._body, 0)
         if (
             self._handler.inject_usage
             and parsed.stream

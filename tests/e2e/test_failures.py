@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import orjson
@@ -31,10 +32,12 @@ AFTER_KILL = 20
 
 
 @contextmanager
-def sent(gateway: Gateway, seed: int, *, stream: bool) -> Iterator[http.client.HTTPConnection]:
+def sent(
+    gateway: Gateway, seed: int, *, stream: bool, max_tokens: int = LONG
+) -> Iterator[http.client.HTTPConnection]:
     """Send a request whose answer takes long; leaving the block hangs up."""
     connection = http.client.HTTPConnection(urlsplit(gateway.url).netloc, timeout=DEADLINE_S)
-    body = orjson.dumps(chat(opening(seed), stream=stream, max_tokens=LONG))
+    body = orjson.dumps(chat(opening(seed), stream=stream, max_tokens=max_tokens))
     try:
         connection.request(
             "POST", "/v1/chat/completions", body, {"content-type": "application/json"}
@@ -79,6 +82,21 @@ def test_a_client_that_leaves_before_the_answer_is_let_go(gateway: Gateway, flee
     if fleet.engine != "llamacpp":  # which notices no hang-up before it has something to send
         eventually(lambda: fleet.running() == 0, what="idle engines")
         assert fleet.generated() - generated < LONG / 2
+
+
+def test_sigterm_lets_an_open_stream_finish(fleet: Fleet, tmp_path: Path) -> None:
+    arguments = [word for url in fleet.urls for word in ("--backend", url)]
+    with start_gateway(arguments, tmp_path) as gateway:
+        with sent(gateway, 502, stream=True, max_tokens=300) as connection:
+            answer = connection.getresponse()
+            started = answer.readline()
+            gateway.process.terminate()
+            whole = started + answer.read()
+        gateway.process.wait(DEADLINE_S)
+
+    assert whole.rstrip().endswith(b"data: [DONE]")
+    assert b'"error"' not in whole
+    assert len(re.findall(rb"(?m)^data: \{", whole)) > 200
 
 
 @dataclass

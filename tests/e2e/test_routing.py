@@ -137,6 +137,22 @@ def test_status_has_every_key_of_the_contract(gateway: Gateway, fleet: Fleet) ->
         assert keys <= row.keys()
 
 
+def test_explain_names_the_backend_that_then_serves_and_counts_nothing(gateway: Gateway) -> None:
+    messages = opening(350)
+    home = turn(gateway, messages).backend
+    admitted = gateway.total("gateway_admission_total")
+
+    said = fetch(gateway.admin + "/explain", method="POST", body=chat(messages)).json()
+
+    assert gateway.total("gateway_admission_total") == admitted
+    assert said["winner"] == home
+    hit = {row["name"]: row["hit_tokens"] for row in said["backends"]}
+    assert hit[home] == max(hit.values()) > 0
+    served = turn(gateway, messages)
+    assert served.backend == home
+    assert served.prefix == f"{hit[home]}/{said['prompt_tokens']}"
+
+
 def test_both_listeners_say_they_are_ready(gateway: Gateway) -> None:
     for base in (gateway.url, gateway.admin):
         assert fetch(base + "/healthz").status == 200

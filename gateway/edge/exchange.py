@@ -23,7 +23,7 @@ from gateway.core.types import (
 from gateway.edge import keys
 from gateway.edge.decode import decode_body
 from gateway.edge.http import HttpRequest
-from gateway.edge.inband import KEEPALIVE, error_events
+from gateway.edge.inband import KEEPALIVE, error_events, refusal_events
 from gateway.edge.query import build_query, model_not_found, parse_body, resolve_model
 from gateway.edge.server import ClientConnection
 from gateway.edge.upstreams import Upstream
@@ -259,6 +259,7 @@ class Exchange:
         request, handler, parsed = self.request, self._handler, self._parsed
         assert request.route is not None
         api = parsed.api if parsed is not None else Api.RESPONSES
+        earlier = self._relay
         self._relay = relay = Relay(
             self,
             self._client,
@@ -267,6 +268,8 @@ class Exchange:
             handler.telemetry.itl(self.record.cls, self.record.model).observe_all,
             remove_usage=self._inject_usage,
         )
+        if earlier is not None and earlier.opened:
+            relay.adopt(earlier)
         self._sent_at = handler.clock()
         length = len(self._body) if request.method == "POST" else None
         lines = request.forward + handler.forwarding_lines(request, self._client.peer)
@@ -315,6 +318,8 @@ class Exchange:
         outcome = self._outcome_of_complete(relay)
         if outcome is Outcome.UPSTREAM_TRUNCATED:
             self._inject_error(relay, "The backend ended the stream before its terminal event.")
+        elif relay.late is not None:
+            relay.inject(refusal_events(relay.api, relay.status, relay.late))
         relay.end()
         self._count_attempt(_ATTEMPT_RESULTS.get(relay.status // 100, AttemptResult.OK))
         self._finish(outcome)
@@ -443,14 +448,23 @@ class Exchange:
     def _keepalive(self, now: float) -> float:
         """Break a stream's silence with a comment if configured; return when to look again."""
         every, relay = self._handler.keepalive_s, self._relay
-        if not every or relay is None or not relay.stream or relay.encoded or relay.paused_at:
-            return _NEVER if not every else now + every
-        since = max(relay.last_at, relay.written_at)
+        if not every:
+            return _NEVER
+        if relay is None or relay.encoded or relay.paused_at or not self._streams(relay):
+            return now + every
+        since = max(relay.last_at, relay.written_at, self._sent_at)
         if now - since >= every:
+            if not relay.stream:
+                relay.open_early()
             if relay.scanner.ends_between_events():
                 relay.inject(KEEPALIVE)
             relay.written_at = since = now
         return since + every
+
+    def _streams(self, relay: Relay) -> bool:
+        """Return whether the answer is a stream, or will be if the backend does as asked."""
+        wanted = self.record.stream and relay.api in _TERMINAL_APIS
+        return relay.stream or (wanted and not relay.started)
 
     def shut_down(self) -> None:
         """The gateway stops and the drain time is over: end this now."""
@@ -468,6 +482,13 @@ class Exchange:
     def refuse(self, error: GatewayError) -> None:
         """Answer with an error of ours; nothing of an answer has been written yet."""
         if self.ended:
+            return
+        relay = self._relay
+        if relay is not None and relay.opened:
+            relay.inject(error_events(relay.api, error.message, error.code))
+            relay.end()
+            self._finish(error.outcome)
+            self._client.done()
             return
         self.record.status = error.status
         self._finish(error.outcome)

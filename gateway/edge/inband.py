@@ -24,6 +24,25 @@ def error_events(api: Api, message: str, code: str) -> bytes:
     return b"data: " + data + b"\n\ndata: [DONE]\n\n"
 
 
+def refusal_events(api: Api, status: int, body: bytes) -> bytes:
+    """Return the events that tell an engine's own error answer, which came too late for a status.
+
+    Its error object is kept whole where the API's events have a place for it.
+    """
+    try:
+        answer = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        answer = None
+    error = answer.get("error") if isinstance(answer, dict) else None
+    if isinstance(error, dict) and api is Api.MESSAGES:
+        data = orjson.dumps({"type": "error", "error": error})
+        return b"event: error\ndata: " + data + _EVENT_END
+    if isinstance(error, dict) and api is not Api.RESPONSES:
+        return b"data: " + orjson.dumps(answer) + b"\n\ndata: [DONE]\n\n"
+    message = error.get("message") if isinstance(error, dict) else None
+    return error_events(api, str(message or f"The backend answered {status}."), "upstream_error")
+
+
 def _response_failed(message: str, code: str) -> bytes:
     response = {
         "object": "response",

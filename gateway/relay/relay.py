@@ -15,6 +15,7 @@ from typing import Protocol
 from gateway.core.scan import OPENING_MAX, Scanner
 from gateway.core.types import Api
 from gateway.relay.connection import Headers, UpstreamConnection
+from gateway.relay.late import LateAnswer
 from gateway.relay.usage_filter import UsageFilter
 
 HOP_BY_HOP = frozenset(
@@ -99,6 +100,8 @@ class Relay:
         "encoded",
         "first_at",
         "last_at",
+        "late",
+        "opened",
         "paused_at",
         "scanner",
         "status",
@@ -128,6 +131,8 @@ class Relay:
         self.connection: UpstreamConnection | None = None
         self.status = 0
         self.stream = False
+        self.opened = False  # a head of ours went out before the backend's
+        self.late: bytes | None = None  # what the backend then answered, if it was no stream
         self.encoded = False  # a content coding hides the events: nothing can be read or added
         self.chunks = 0  # up to date after `settle`
         self._gaps: list[float] = []
@@ -152,6 +157,9 @@ class Relay:
 
     def head(self, status: int, reason: bytes, headers: Headers) -> None:
         """Write the client's head."""
+        if self.opened:
+            self._head_after_opening(status, headers)
+            return
         lines = [b"HTTP/1.1 %d %b\r\n" % (status, reason)]
         length = self._forward(headers, lines)
         if self.stream:
@@ -169,6 +177,27 @@ class Relay:
         lines.append(self._owner.relay_started(status, stream=self.stream))
         lines.append(b"\r\n")
         self._write(b"".join(lines))
+
+    def open_early(self) -> None:
+        """Write a stream's head before the backend's has come, so that comments can follow."""
+        self.opened = self.stream = True
+        lines = [b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"]
+        lines += (self._framing(200, None), _STREAM_HEADERS)
+        lines += (self._owner.relay_started(200, stream=True), b"\r\n")
+        self._write(b"".join(lines))
+
+    def adopt(self, earlier: "Relay") -> None:
+        """Go on with the stream that an earlier attempt opened."""
+        self.opened, self.stream = earlier.opened, earlier.stream
+        self._chunked, self.written_at = earlier._chunked, earlier.written_at  # noqa: SLF001
+
+    def _head_after_opening(self, status: int, headers: Headers) -> None:
+        self.stream = False
+        self._forward(headers, [b""])
+        if self.connection is not None and not (status == 200 and self.stream and not self.encoded):
+            self.connection.sink = LateAnswer(self)
+        self.status = status
+        self.stream, self.encoded = True, False  # as the client sees it
 
     def _forward(self, headers: Headers, lines: list[bytes]) -> bytes | None:
         """Append the lines to forward, note what they say; return the Content-Length."""

@@ -244,7 +244,7 @@ class Exchange:
         """Open a connection; the only part of a request that waits in a task."""
         try:
             connection = await upstream.pool.connect(self._handler.timeouts.connect_s)
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, ValueError) as error:  # ValueError: no name for IDNA
             self._connecting = None
             if not self.ended:
                 self._next_attempt(AttemptResult.CONNECT_FAILED, _reason(error))
@@ -510,14 +510,24 @@ class Exchange:
     def _finish(self, outcome: Outcome) -> None:
         """Give everything back, learn, count: the one exit."""
         self.ended = True
-        handler, record, relay, ticket = self._handler, self.record, self._relay, self._ticket
+        handler, record = self._handler, self.record
         now = handler.clock()
         record.outcome = outcome
         record.total_s = now - record.received_at
+        handler.ended(self)
+        try:
+            self._settle(outcome, now)
+        except Exception:  # noqa: BLE001 - a fault in the books costs no client its answer
+            _log.exception("request %s: a fault in its settlement", record.request_id)
+        self._relay = None  # it refers back: without the cycle, all this goes at once
+        handler.telemetry.finished(record)
+
+    def _settle(self, outcome: Outcome, now: float) -> None:
+        handler, record, relay, ticket = self._handler, self.record, self._relay, self._ticket
         if relay is not None:
             relay.settle()
         usage = relay.scanner.usage() if relay is not None and relay.started else Usage()
-        handler.ended(self)
+        self._note_usage(usage)
         if ticket is not None and not ticket.finished:
             ok = relay is not None and 200 <= relay.status < 400
             finish = Finish(
@@ -531,9 +541,6 @@ class Exchange:
             self._learn(ticket, usage)
         if relay is not None and record.api == Api.RESPONSES.value and record.backend is not None:
             handler.responses.learn(relay.scanner.opening, record.backend)
-        self._note_usage(usage)
-        self._relay = None  # it refers back: without the cycle, all this goes at once
-        handler.telemetry.finished(record)
 
     def _learn(self, ticket: Ticket, usage: Usage) -> None:
         if usage.prompt_tokens is not None:

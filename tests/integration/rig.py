@@ -470,8 +470,7 @@ async def gateway(
     await app.start()
     rig = Rig(app, backends)
     try:
-        async with asyncio.timeout(_TEST_S):
-            yield rig
+        yield rig
     finally:
         for client in rig.clients:
             await closed(client.writer)
@@ -487,13 +486,14 @@ async def running(
     file: str | None = None,
     models: Any = None,
     clock: Clock | None = None,
+    within_s: float = _TEST_S,
 ) -> AsyncIterator[Rig]:
     """Run a gateway in front of one scripted backend per script."""
     backends = [await Backend(script).start() for script in scripts or (ok_chat,)]
     for backend, names in zip(backends, models or [], strict=False):
         backend.models = names
     try:
-        async with gateway(backends, settings, file, clock) as rig:
+        async with gateway(backends, settings, file, clock) as rig, asyncio.timeout(within_s):
             yield rig
     finally:
         for backend in backends:

@@ -36,14 +36,18 @@ class State(Enum):
 
 
 class Breaker:
-    """One backend's record of consecutive failures. Methods return whether eligibility changed."""
+    """One backend's record of consecutive failures. Methods return whether eligibility changed.
 
-    __slots__ = ("_rng", "delay_s", "failures", "opened_at", "retry_at", "state", "trial")
+    `calm` = closed and without a failure: nothing but `failed` changes anything then.
+    """
+
+    __slots__ = ("_rng", "calm", "delay_s", "failures", "opened_at", "retry_at", "state", "trial")
 
     def __init__(self, rng: Random) -> None:
         self._rng = rng
         self.state = State.CLOSED
         self.failures = 0
+        self.calm = True
         self.delay_s = FIRST_DELAY_S
         self.opened_at = 0.0
         self.retry_at = 0.0
@@ -66,6 +70,7 @@ class Breaker:
     def failed(self, ticket_id: int, now: float) -> bool:
         """Count a failure that is the backend's fault."""
         self.failures += 1
+        self.calm = False
         if self.state is State.TRIAL and self.trial == ticket_id:
             self.delay_s = min(LAST_DELAY_S, 2 * self.delay_s)
             return self._open(now)
@@ -77,6 +82,7 @@ class Breaker:
         """Count an answer; one to a request sent before the breaker opened proves nothing."""
         if self.state is State.CLOSED:
             self.failures = 0
+            self.calm = True
             return False
         return sent_at >= self.opened_at and self.reset()
 
@@ -90,6 +96,8 @@ class Breaker:
 
     def judge(self, ticket: Ticket, outcome: Outcome, now: float) -> bool:
         """Take in how a request ended; a failure counted when its attempt failed counts once."""
+        if self.calm and outcome not in _FAULTS:
+            return False
         changed = False
         if outcome in _ANSWERED:
             changed = self.succeeded(ticket.dispatched_at)
@@ -102,6 +110,7 @@ class Breaker:
         changed = self.state is not State.CLOSED
         self.state = State.CLOSED
         self.failures = 0
+        self.calm = True
         self.delay_s = FIRST_DELAY_S
         self.trial = 0
         return changed

@@ -22,57 +22,57 @@ class Chooser:
     """Runs the policy in force over a pool's candidates."""
 
     def __init__(self, fleet: Fleet, policy: Policy, rng: Random) -> None:
-        self.policy = policy
         self.rows: list[Account] = []
         self.reason = explain.NOBODY
         self.known: int | None = None  # last block of the longest prefix any backend holds
         self._fleet = fleet
         self._rng = rng
         self._demand = Demand()
+        self.configure(policy)
+
+    def configure(self, policy: Policy) -> None:
+        """Use `policy`, and the weights in the fleet's settings."""
+        self.policy = policy
+        routing = self._fleet.settings.routing
+        self._demand.weights = (routing.prefix_weight, routing.queue_weight, routing.kv_weight)
 
     def choose(
         self, pool: Pool, query: Query, slo: Slo, now: float, tried: Sequence[BackendId] = ()
     ) -> Account | None:
         """Return the backend for `query`, or None when none is eligible and untried."""
-        rows, held = self._candidates(pool, query, now, tried)
-        self.rows = rows
-        self.reason = explain.NOBODY
-        if not rows:
-            return None
-        invest = self.policy.invest and len(rows) > 1 and self._invest(pool, query, now, held)
-        self._price(pool, query, slo, now)
-        winner = pick(rows, self.policy.near, self._rng)
-        self.reason = explain.reason_for(rows, winner)
-        if invest:
-            fill(rows, held, query.chain, now)
-            if winner.depth < held[-1][0]:
-                self.reason = explain.INVEST
-        return winner
-
-    def _candidates(
-        self, pool: Pool, query: Query, now: float, tried: Sequence[BackendId]
-    ) -> tuple[list[Account], list[tuple[int, int]]]:
         fleet = self._fleet
-        rows = pool.eligible(now, fleet.epoch)
+        policy = self.policy
+        chain = query.chain
+        held = fleet.trie.lookup(chain.hashes)
+        fresh = pool.epoch == fleet.epoch and now < pool.until
+        rows = pool.candidates if fresh else pool.eligible(now, fleet.epoch)
         if tried:
             rows = [row for row in rows if row.slot not in tried]
-        hashes = query.chain.hashes
-        held = fleet.trie.lookup(hashes)
-        self.known = hashes[held[-1][0] - 1] if held else None
-        if len(rows) > SHORTLIST_ABOVE and self.policy.shortlist and not tried:
+        elif len(rows) > SHORTLIST_ABOVE and policy.shortlist:
             rows = pool.shortlist(held, fleet.by_slot)
-        fill(rows, held, query.chain, now)
-        return rows, held
-
-    def _invest(self, pool: Pool, query: Query, now: float, held: list[tuple[int, int]]) -> bool:
-        """Price every candidate as if it held the known prefix, if that deserves a further home."""
-        if self.known is None:
-            return False
-        depth, mask = held[-1]
-        if not deserves_home(pool.hot, self.rows, self.known, mask, len(pool.rows)):
-            return False
-        fill(self.rows, [(depth, -1)], query.chain, now)
-        return True
+        self.rows = rows
+        self.reason = explain.NOBODY
+        self.known = None
+        if not rows:
+            return None
+        fill(rows, held, chain, now)
+        invest = False
+        if held:
+            depth, mask = held[-1]
+            self.known = known = chain.hashes[depth - 1]
+            if policy.invest and deserves_home(pool.hot, rows, known, mask, len(pool.rows)):
+                # price all as if they held the known prefix
+                invest = True
+                fill(rows, [(depth, -1)], chain, now)
+        self._price(pool, query, slo, now)
+        winner = pick(rows, policy.near, self._rng)
+        if invest:
+            fill(rows, held, chain, now)
+            home = winner.depth == held[-1][0]
+            self.reason = explain.HOME if home else explain.INVEST
+        else:
+            self.reason = explain.reason_for(rows, winner)
+        return winner
 
     def _price(self, pool: Pool, query: Query, slo: Slo, now: float) -> None:
         demand = self._demand
@@ -80,8 +80,7 @@ class Chooser:
         demand.prompt_tokens = query.chain.tokens or 1
         demand.output_tokens = query.expected_output_tokens
         demand.tpot_slo_s = slo.tpot_s
-        demand.hit_share = pool.hit_share
+        prompt_tokens = pool.prompt_tokens
+        demand.hit_share = pool.hit_tokens / prompt_tokens if prompt_tokens else 0.0
         demand.cursor = pool.cursor
-        routing = self._fleet.settings.routing
-        demand.weights = (routing.prefix_weight, routing.queue_weight, routing.kv_weight)
         self.policy.score(self.rows, demand, self._rng)

@@ -49,7 +49,8 @@ class Classes:
 
     def named(self, name: str) -> ClassBooks:
         """Return the class called `name`, or the default one if a reload has removed it."""
-        return self._books.get(name) or self._books[self.classifier.default]
+        books = self._books.get(name)
+        return self._books[self.classifier.default] if books is None else books
 
     def reserved(self) -> int:
         """Return how many live tickets hold a reservation."""

@@ -65,15 +65,15 @@ class Demand:
 def score(rows: Sequence[Account], demand: Demand, _rng: Random) -> None:
     """Write each candidate's price to `cost` and its parts to `terms` (order of `TERMS`)."""
     now = demand.now
-    prompt = demand.prompt_tokens
-    output = demand.output_tokens
+    prompt = float(demand.prompt_tokens)  # the interpreter is slow only where ints meet floats
+    output = float(demand.output_tokens)
     limit = TPOT_SHARE * demand.tpot_slo_s
     displaced = EVICTION_WEIGHT * demand.hit_share * demand.hit_share
     decode_weight = DECODE_WEIGHT * output
     for row in rows:
         engine = row.engine
         prefill = row.prefill_s
-        sequences = row.sequences
+        sequences = float(row.sequences)
         step = row.step_s
         rho = row.rate
         if rho:
@@ -93,27 +93,29 @@ def score(rows: Sequence[Account], demand: Demand, _rng: Random) -> None:
         decode = decode_weight * phi * stretch * (step + sequences * add)
         if loaded > limit:
             tpot = TPOT_WEIGHT * output * (loaded - limit)
-        excess = row.held_tokens + row.uncached_tokens + output - KV_FULL * engine.kv_tokens
+        excess = row.uncached_tokens + output - row.kv_room
         if excess > 0.0:
             kv = output * step * stretch * excess / engine.kv_tokens
-        over = sequences + 1 - SLOTS_FULL * engine.max_sequences
-        if over > 0.0:
-            slots = output * step * stretch * over / engine.max_sequences
-        row.cost = queue + prefill + congestion + eviction + stall + decode + tpot + kv + slots
+        if row.slots_over > 0.0:
+            slots = output * step * stretch * row.slots_over / engine.max_sequences
+        row.cost = queue + prefill + congestion + eviction + stall + decode + (tpot + kv + slots)
         row.terms = (queue, prefill, congestion, eviction, stall, decode, tpot, kv, slots)
 
 
 def refresh(row: Account) -> None:
     """Recompute what prices read, after anything in the row's books or engine model changed.
 
-    `load` is roughly what a small prefix-less request pays beyond its own prefill: it orders the
+    `kv_room` is what a request may add before the cache counts as full, `slots_over` by how much
+    one more sequence is too many. `load` is roughly what a small prefix-less request pays beyond its own prefill: it orders the
     backends of a big pool, so that only the best of it need a full price.
     """
     engine = row.engine
     sequences = row.in_flight + row.other_in_flight
     context = row.context_tokens + row.other_context_tokens
     row.sequences = sequences
-    row.queue_s = row.owed_ns * 1e-9 + row.other_owed_s
-    row.held_tokens = row.kv_tokens + row.other_context_tokens
+    row.queue_s = queue = row.owed_ns * 1e-9 + row.other_owed_s
+    row.kv_room = KV_FULL * engine.kv_tokens - row.kv_tokens - row.other_context_tokens
+    row.slots_over = sequences + 1 - SLOTS_FULL * engine.max_sequences
     row.step_s = engine.step_s + engine.sequence_s * sequences + engine.context_token_s * context
-    row.load = row.queue_s + 1e-3 * engine.slow * sequences
+    row.load = queue + 1e-3 * engine.slow * sequences + row.jitter
+    row.stale = False

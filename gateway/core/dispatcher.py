@@ -8,18 +8,17 @@ request leave the books more than once.
 from collections.abc import Sequence
 from random import Random
 
-from gateway.core import cost, explain, status
+from gateway.core import explain, status
 from gateway.core.bucket import clamp_retry_after
 from gateway.core.chooser import Chooser
 from gateway.core.classes import Classes
 from gateway.core.classify import Features
 from gateway.core.cost import MAX_CONGESTION
-from gateway.core.engine_model import calibrate
 from gateway.core.fleet import Fleet
-from gateway.core.learn import OutputLengths, learn_cache, learn_tpot
+from gateway.core.learn import OutputLengths, learn_cache, learn_prefill, learn_tpot
 from gateway.core.ledger import Account, LedgerError, SilentPrefills
-from gateway.core.policies import policy_named
-from gateway.core.pool import Pool, fill
+from gateway.core.policies import POLICIES, policy_named
+from gateway.core.pool import JITTER_S, Pool, fill
 from gateway.core.settings import CoreSettings, ModelSpec
 from gateway.core.types import (
     BackendStatus,
@@ -38,6 +37,7 @@ from gateway.core.types import (
 NO_BACKEND_RETRY_S = 1.0
 # Learnt speeds become prices every so many finished requests of a pool.
 _CALIBRATE_EVERY = 16
+_OK = Outcome.OK
 
 
 class Dispatcher:
@@ -64,7 +64,7 @@ class Dispatcher:
             raise ValueError("at least one class is needed")
         self._fleet.apply(settings)
         self._refresh_all()
-        self._chooser.policy = policy
+        self._chooser.configure(policy)
         self._classes.apply(settings.classes, now)
         self._outputs.keep(set(self._fleet.pools), {spec.name for spec in settings.classes})
 
@@ -103,8 +103,10 @@ class Dispatcher:
         if pool is None:
             return Refusal(RefusalKind.UNKNOWN_MODEL, NO_BACKEND_RETRY_S, query.model)
         books = self._classes.named(query.cls)
-        self._catch_up(now)
-        winner = self._chooser.choose(pool, query, books.spec.slo, now)
+        if now >= self._fleet.fresh_until or now >= self._silent.next_due:
+            self._catch_up(now)
+        chooser = self._chooser
+        winner = chooser.choose(pool, query, books.spec.slo, now)
         if winner is None:
             books.rejected += 1
             return Refusal(RefusalKind.NO_BACKEND, NO_BACKEND_RETRY_S, query.model)
@@ -117,18 +119,20 @@ class Dispatcher:
                 return Refusal(RefusalKind.RATE, clamp_retry_after(wait), books.spec.name)
         books.admitted += 1
         self._last_id += 1
-        ticket = Ticket(
-            id=self._last_id,
-            query=query,
-            slot=winner.slot,
-            backend=winner.name,
-            policy=self.policy,
-            hit_tokens=0,
-            uncached_tokens=0,
-            prefill_s=0.0,
-            admitted_at=now,
-            dispatched_at=now,
-            reserved_tokens=reserved,
+        ticket = Ticket(  # positional: half the price of keywords
+            self._last_id,
+            query,
+            winner.slot,
+            winner.name,
+            chooser.policy.name,
+            winner.hit_tokens,
+            winner.uncached_tokens,
+            winner.prefill_s,
+            now,  # admitted
+            now,  # dispatched
+            chooser.reason,
+            reserved,
+            winner.depth,
         )
         if books.bucket is not None:
             self._classes.hold(ticket, books.bucket)
@@ -140,14 +144,15 @@ class Dispatcher:
 
         False = none is left: the ticket is on no backend's books and only `finish` may follow.
         """
-        self._check_live(ticket)
+        if ticket.finished:
+            raise _finished(ticket)
         if ticket.first_token_at is not None:
             raise LedgerError(f"ticket {ticket.id} has an answer already")
         row = self._fleet.by_slot.get(ticket.slot)
         if row is not None and row.release(ticket):
             self._undo(row, ticket, now)
         if ticket.slot not in ticket.tried:
-            ticket.tried.append(ticket.slot)
+            ticket.tried += (ticket.slot,)
         pool = self._fleet.pools.get(ticket.query.model)
         if pool is None:
             return False
@@ -156,30 +161,39 @@ class Dispatcher:
         if winner is None:
             return False
         ticket.attempts += 1
+        ticket.slot = winner.slot
+        ticket.backend = winner.name
+        ticket.policy = self.policy
+        ticket.hit_tokens = winner.hit_tokens
+        ticket.uncached_tokens = winner.uncached_tokens
+        ticket.prefill_s = winner.prefill_s
+        ticket.known_blocks = winner.depth
+        ticket.dispatched_at = now
+        ticket.reason = self._chooser.reason
         self._place(ticket, winner, pool, now)
         return True
 
     def attempt_failed(self, ticket: Ticket, now: float) -> None:
         """Count a failure that is the fault of the ticket's backend; before `reassign`/`finish`."""
-        self._check_live(ticket)
+        if ticket.finished:
+            raise _finished(ticket)
         row = self._placed(ticket)
         if row is not None and ticket.slot not in ticket.tried:
-            ticket.tried.append(ticket.slot)
+            ticket.tried += (ticket.slot,)
             self._bump(row.breaker.failed(ticket.id, now))
 
     def first_token(self, ticket: Ticket, now: float) -> None:
         """Note the first content byte: the prefill is paid. Later calls change nothing."""
-        self._check_live(ticket)
-        row = self._placed(ticket)
-        if row is None or ticket.first_token_at is not None:
+        if ticket.finished:
+            raise _finished(ticket)
+        row = self._fleet.by_slot.get(ticket.slot)
+        if row is None or ticket.first_token_at is not None or ticket.id not in row.live:
             return
         ticket.first_token_at = now
         if row.prefilled(ticket) and ticket.query.stream:
-            took = now - ticket.dispatched_at
-            prompt = ticket.query.chain.tokens
-            row.engine.saw_prefill(took, ticket.uncached_tokens, prompt, row.sequences)
-        self._refresh(row)
-        self._bump(row.breaker.succeeded(ticket.dispatched_at))
+            learn_prefill(row, ticket, now)
+        if not row.breaker.calm:
+            self._bump(row.breaker.succeeded(ticket.dispatched_at))
 
     def finish(self, ticket: Ticket, finish: Finish, now: float) -> None:
         """End a ticket: everything it holds is given back, and what it showed is learnt.
@@ -187,20 +201,22 @@ class Dispatcher:
         Raises:
             LedgerError: it was finished before.
         """
-        self._check_live(ticket)
+        if ticket.finished:
+            raise _finished(ticket)
         ticket.finished = True
-        row = self._placed(ticket)
-        if row is not None:
-            row.release(ticket)
-            ran = finish.prefilled or ticket.first_token_at is not None
-            self._bump(row.breaker.judge(ticket, finish.outcome, now))
-            if ran:
+        row = self._fleet.by_slot.get(ticket.slot)
+        if row is not None and row.release(ticket):
+            if finish.outcome is not _OK or not row.breaker.calm:
+                self._bump(row.breaker.judge(ticket, finish.outcome, now))
+            if finish.prefilled or ticket.first_token_at is not None:
                 self._learn(row, ticket, finish, now)
-                self._refresh(row)
-                self._fleet.settle(row)
+                row.jitter = self._rng.random() * JITTER_S
+                if row.retired:
+                    self._fleet.settle(row)
             else:
                 self._undo(row, ticket, now)
-        self._classes.settle(ticket, finish, now)
+        if ticket.reserved_tokens:
+            self._classes.settle(ticket, finish, now)
         ticket.visit = None
         ticket.trail = ()
 
@@ -213,7 +229,7 @@ class Dispatcher:
             return
         if row.snapshot is None or snapshot.at >= row.snapshot.at:
             self._fleet.observe(row, snapshot)
-            self._refresh(row)
+            row.stale = True
 
     def set_up(self, backend: str, up: bool, now: float) -> None:  # noqa: ARG002 - every call takes now
         """Note whether the backend answers its health checks. Unknown names are ignored."""
@@ -241,7 +257,7 @@ class Dispatcher:
 
     def remember(self, request_id: str, ticket: Ticket, now: float) -> None:  # noqa: ARG002
         """Keep the ticket's last decision for `decisions`; call again after a `reassign`."""
-        self._memory.remember(request_id, ticket, policy_named(ticket.policy))
+        self._memory.remember(request_id, ticket, POLICIES[ticket.policy])
 
     def decisions(self, request_id: str) -> Explanation | None:
         """Return the decision made for a request id, while it is among the last thousand."""
@@ -279,29 +295,22 @@ class Dispatcher:
     def _place(self, ticket: Ticket, row: Account, pool: Pool, now: float) -> None:
         """Enter `ticket` on `row`'s books and index, as the decision just made saw it."""
         chooser = self._chooser
-        ticket.slot = row.slot
-        ticket.backend = row.name
-        ticket.policy = chooser.policy.name
-        ticket.hit_tokens = row.hit_tokens
-        ticket.uncached_tokens = row.uncached_tokens
-        ticket.prefill_s = row.prefill_s
-        ticket.known_blocks = row.depth
-        ticket.dispatched_at = now
-        ticket.reason = chooser.reason
+        query = ticket.query
+        chain = query.chain
         ticket.trail = explain.trail_of(chooser.rows)
-        chain = ticket.query.chain
         row.place(ticket, now)
         pool.cursor += 1
         pool.note_hit(row.hit_tokens, chain.tokens)
         pool.hot.note(chooser.known)
-        self._bump(row.breaker.sent(ticket.id, now))
-        fleet = self._fleet
-        if chain.hashes:
+        if not row.breaker.calm:
+            self._bump(row.breaker.sent(ticket.id, now))
+        hashes = chain.hashes
+        if hashes:
+            fleet = self._fleet
             fleet.note_block_size(row, chain.tokens_per_block)
-            ticket.visit = fleet.trie.insert(row.slot, chain.hashes, now)
-            self._note_room(row)
-        self._refresh(row)
-        if not ticket.query.stream:
+            ticket.visit = fleet.trie.insert(row.slot, hashes, now)
+            row.oldest_use = fleet.trie.oldest_use(row.slot, row.full_blocks)
+        if not query.stream:
             self._silent.add(row, ticket, now)
 
     def _catch_up(self, now: float) -> None:
@@ -309,8 +318,7 @@ class Dispatcher:
         if now >= self._fleet.fresh_until:
             self._fleet.expire_snapshots(now)
             self._refresh_all()
-        for row in self._silent.due(now):
-            self._refresh(row)
+        self._silent.due(now)
 
     def _explain(self, query: Query, now: float) -> Explanation:
         pool = self._fleet.pools.get(query.model)
@@ -334,10 +342,6 @@ class Dispatcher:
 
     # -- inside: ending and learning --------------------------------------------------------
 
-    def _check_live(self, ticket: Ticket) -> None:
-        if ticket.finished:
-            raise LedgerError(f"ticket {ticket.id} is finished")
-
     def _placed(self, ticket: Ticket) -> Account | None:
         """Return the account the ticket is on; None after a `reassign` that found nobody."""
         row = self._fleet.by_slot.get(ticket.slot)
@@ -349,49 +353,41 @@ class Dispatcher:
         if ticket.visit is not None and not row.retired:
             hashes = ticket.query.chain.hashes
             self._fleet.trie.trim(row.slot, hashes, ticket.known_blocks, ticket.visit)
-            self._note_room(row)
+            row.oldest_use = self._fleet.trie.oldest_use(row.slot, row.full_blocks)
         ticket.visit = None
         self._bump(row.breaker.withdrawn(ticket.id, now))
-        self._refresh(row)
+        row.jitter = self._rng.random() * JITTER_S
         self._fleet.settle(row)
 
     def _learn(self, row: Account, ticket: Ticket, finish: Finish, now: float) -> None:
         query = ticket.query
         usage = finish.usage
+        cached = usage.cached_tokens
+        if cached is not None and learn_cache(row, ticket, cached, now) and not row.retired:
+            self._fleet.fit_index(row)
         pool = self._fleet.pools.get(query.model)
-        if usage.cached_tokens is not None:
-            changed = learn_cache(row, ticket, usage.cached_tokens, now)
-            if changed and not row.retired:
-                self._fleet.fit_index(row)
-        if finish.outcome is not Outcome.OK or pool is None:
+        if finish.outcome is not _OK or pool is None:
             return
         tokens = finish.chunks if usage.completion_tokens is None else usage.completion_tokens
         if tokens:
             self._outputs.learn(query.model, query.cls, tokens)
-        rho = min(MAX_CONGESTION, row.congestion(now))
-        learn_tpot(row, ticket, finish, 1.0 / (1.0 - rho))
+        if query.stream:
+            rho = min(MAX_CONGESTION, row.congestion(now))
+            learn_tpot(row, ticket, finish, 1.0 / (1.0 - rho))
         pool.since_calibration += 1
         if pool.since_calibration >= _CALIBRATE_EVERY:
             pool.since_calibration = 0
-            calibrate([member.engine for member in pool.rows])
-            for member in pool.rows:
-                self._refresh(member)
-
-    def _note_room(self, row: Account) -> None:
-        """Note when what the full index share would evict next was last used; None = it has room."""
-        trie = self._fleet.trie
-        full = trie.blocks(row.slot) >= 0.98 * row.index_capacity_blocks
-        row.oldest_use = trie.oldest_use(row.slot) if full else None
-
-    def _refresh(self, row: Account) -> None:
-        # the random part spreads equals: an idle backend that was just used comes back anywhere
-        cost.refresh(row)
-        row.load += self._rng.random() * 1e-9
+            pool.calibrate(self._rng)
 
     def _refresh_all(self) -> None:
         for row in self._fleet.by_name.values():
-            self._refresh(row)
+            row.stale = True
+            row.jitter = self._rng.random() * JITTER_S
 
     def _bump(self, changed: bool) -> None:
         if changed:
             self._fleet.epoch += 1
+
+
+def _finished(ticket: Ticket) -> LedgerError:
+    return LedgerError(f"ticket {ticket.id} is finished")

@@ -60,6 +60,11 @@ class EngineModel:
         self.prefill_token_s = self.attention_s = 0.0
         self.rescale(1.0, 1.0)
 
+    @property
+    def samples(self) -> int:
+        """Return how many samples of either kind were learnt from."""
+        return self.prefill_samples + self.tpot_samples
+
     def rescale(self, prefill: float, decode: float) -> None:
         """Set the coefficients to the priors times these scales."""
         prior = self.profile

@@ -5,7 +5,6 @@ Reads candidates after a policy priced them. Must never influence a decision.
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 
 from gateway.core.ledger import Account
@@ -30,33 +29,34 @@ def reason_for(rows: Sequence[Account], winner: Account) -> str:
     """Say in one phrase why `winner` came out of the priced `rows`."""
     if len(rows) == 1:
         return ONLY
-    longest = max([row.depth for row in rows])
+    longest = 0
+    for row in rows:
+        if row.depth > longest:  # noqa: PLR1730 - a third of the price of max
+            longest = row.depth
     if not longest:
         return NO_HIT
     return HOME if winner.depth == longest else AWAY
 
 
-def trail_of(rows: Sequence[Account]) -> tuple[TrailRow, ...]:
+def trail_of(rows: Sequence[Account]) -> Sequence[TrailRow]:
     """Keep what the decision saw of each candidate (the accounts are overwritten by the next).
 
     Of a big pool only the cheapest are kept: a live ticket carries this.
     """
     if len(rows) > _TRAIL_ROWS:
         rows = sorted(rows, key=_by_cost)[:_TRAIL_ROWS]
-    return tuple(
-        [
-            (
-                row.name,
-                row.hit_tokens,
-                row.uncached_tokens,
-                row.in_flight,
-                row.owed_ns * 1e-9,
-                row.cost,
-                row.terms,
-            )
-            for row in rows
-        ]
-    )
+    return [
+        (
+            row.name,
+            row.hit_tokens,
+            row.uncached_tokens,
+            row.in_flight,
+            row.owed_ns * 1e-9,
+            row.cost,
+            row.terms,
+        )
+        for row in rows
+    ]
 
 
 def scores(trail: Sequence[TrailRow], policy: Policy) -> list[BackendScore]:
@@ -119,16 +119,8 @@ def explanation(
     )
 
 
-@dataclass(slots=True, frozen=True)
-class _Record:
-    cls: str
-    class_rule: str
-    prompt_tokens: int
-    exact: bool
-    policy: Policy
-    winner: str
-    reason: str
-    trail: tuple[TrailRow, ...]
+# class, its rule, prompt tokens, exact, policy, winner, reason, trail
+_Record = tuple[str, str, int, bool, Policy, str, str, Sequence[TrailRow]]
 
 
 class Memory:
@@ -142,36 +134,41 @@ class Memory:
 
     def remember(self, request_id: str, ticket: Ticket, policy: Policy) -> None:
         """Take over the ticket's trail; an id seen again replaces its record."""
-        if not ticket.trail:
+        trail = ticket.trail
+        if not trail:
             return
+        ticket.trail = ()
         query = ticket.query
-        self._records.pop(request_id, None)
-        self._records[request_id] = _Record(
+        chain = query.chain  # never kept: its hashes may be a megabyte
+        records = self._records
+        if request_id in records:
+            records.move_to_end(request_id)
+        records[request_id] = (
             query.cls,
             query.class_rule,
-            query.chain.tokens,
-            query.chain.exact,
+            chain.tokens,
+            chain.exact,
             policy,
             ticket.backend,
             ticket.reason,
-            ticket.trail,
+            trail,
         )
-        ticket.trail = ()
-        if len(self._records) > REMEMBERED:
-            self._records.popitem(last=False)
+        if len(records) > REMEMBERED:
+            records.popitem(last=False)
 
     def recall(self, request_id: str) -> Explanation | None:
         """Return the decision as it was made, or None when the id is unknown or forgotten."""
         record = self._records.get(request_id)
         if record is None:
             return None
+        cls, class_rule, prompt_tokens, exact, policy, winner, reason, trail = record
         return Explanation(
-            cls=record.cls,
-            class_rule=record.class_rule,
-            prompt_tokens=record.prompt_tokens,
-            prompt_tokens_exact=record.exact,
-            policy=record.policy.name,
-            winner=record.winner,
-            reason=record.reason,
-            backends=scores(record.trail, record.policy),
+            cls=cls,
+            class_rule=class_rule,
+            prompt_tokens=prompt_tokens,
+            prompt_tokens_exact=exact,
+            policy=policy.name,
+            winner=winner,
+            reason=reason,
+            backends=scores(trail, policy),
         )

@@ -17,8 +17,10 @@ from gateway.core.types import BackendId, Snapshot
 # Believed size of a block in tokens before the first prompt: 4 bytes per token.
 _BYTES_PER_TOKEN = 4.0
 # A ratio drifts a little with every prompt; the index is resized only for a change that matters.
-_RESIZE_RATIO = 0.1
+_LEAST_FIT, _MOST_FIT = 0.9, 1.1
 _TOKENS_PER_BLOCK_WEIGHT = 0.05
+# The index share of a backend evicts with every prompt from here on.
+_FULL = 0.98
 # Same engine process if the start times it reports differ by no more than rounding.
 _SAME_START_S = 1.0
 
@@ -111,18 +113,21 @@ class Fleet:
     def note_block_size(self, row: Account, tokens_per_block: float) -> None:
         """Keep the index's capacity in step with how many tokens a block of it stands for."""
         known = row.tokens_per_block
-        mean = known + _TOKENS_PER_BLOCK_WEIGHT * (tokens_per_block - known)
-        if abs(tokens_per_block - known) > 0.5 * known:  # another way of hashing, not drift
-            mean = tokens_per_block
-        row.tokens_per_block = mean
+        drift = tokens_per_block - known
+        if -0.5 * known <= drift <= 0.5 * known:
+            row.tokens_per_block = mean = known + _TOKENS_PER_BLOCK_WEIGHT * drift
+        else:  # another way of hashing, not drift
+            row.tokens_per_block = mean = tokens_per_block
         fitting = row.index_share * row.engine.kv_tokens / mean
-        if abs(fitting - row.index_capacity_blocks) > _RESIZE_RATIO * row.index_capacity_blocks:
+        capacity = row.index_capacity_blocks
+        if not _LEAST_FIT * capacity <= fitting <= _MOST_FIT * capacity:
             self.fit_index(row)
 
     def fit_index(self, row: Account) -> None:
         """Size the backend's share of the index to its KV cache."""
         blocks = int(row.index_share * row.engine.kv_tokens / row.tokens_per_block)
         row.index_capacity_blocks = blocks
+        row.full_blocks = _FULL * blocks
         self.trie.set_capacity(row.slot, blocks)
 
     def settle(self, row: Account) -> None:

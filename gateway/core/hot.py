@@ -35,14 +35,16 @@ class HotPrefixes:
         """Count a request whose longest known prefix ends in the block `key`; None = it had none."""
         self._total += 1.0
         if key is not None:
-            self._counts[key] = self._counts.get(key, 0.0) + 1.0
+            counts = self._counts
+            counts[key] = counts[key] + 1.0 if key in counts else 1.0
         if self._total >= _HALVE_AT:
             self._total /= 2
             self._counts = {k: n / 2 for k, n in self._counts.items() if n >= 2}
 
     def homes_deserved(self, key: int, backends: int) -> float:
         """Return how many of `backends` the prefix's share of the traffic fills."""
-        return backends * self._counts.get(key, 0.0) / (self._total + _PRIOR)
+        counts = self._counts
+        return backends * counts[key] / (self._total + _PRIOR) if key in counts else 0.0
 
 
 def deserves_home(
@@ -52,10 +54,10 @@ def deserves_home(
 
     `backends` is the size of the pool, `rows` the candidates.
     """
+    if hot.homes_deserved(key, backends) <= mask.bit_count():  # nearly always
+        return False
     homes = [row.sequences for row in rows if row.bit & mask]
     if not homes or len(homes) == len(rows):
-        return False
-    if hot.homes_deserved(key, backends) <= mask.bit_count():
         return False
     mean = sum([row.sequences for row in rows]) / len(rows)
     return min(homes) > _BUSIER * mean + 1.0

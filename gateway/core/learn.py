@@ -11,6 +11,8 @@ from gateway.core.types import Finish, Ticket
 # Answer length believed until a class and model have shown theirs (results.md: 250 if unknown).
 PRIOR_OUTPUT_TOKENS = 250
 _OUTPUT_WEIGHT = 0.05
+_SETTLED = 18  # answers after which the plain mean would weigh a new one less than that
+_UNKNOWN = (float(PRIOR_OUTPUT_TOKENS), 0)
 # One report moves the trust by a fifth: ten wrong ones leave a tenth of it. It comes back within
 # minutes by itself, because a backend that is not believed gets no requests that could prove it.
 _TRUST_WEIGHT = 0.2
@@ -33,15 +35,17 @@ class OutputLengths:
 
     def expected(self, model: str, cls: str, max_tokens: int | None) -> int:
         """Return the tokens an answer is expected to have, at most `max_tokens`."""
-        mean = self._means.get((model, cls), (float(PRIOR_OUTPUT_TOKENS), 0))[0]
-        expected = max(1, round(mean))
+        expected = round(self._means.get((model, cls), _UNKNOWN)[0])
+        if expected < 1:  # noqa: PLR1730 - a third of the price of max
+            expected = 1
         return expected if max_tokens is None else max(0, min(expected, max_tokens))
 
     def learn(self, model: str, cls: str, tokens: int) -> None:
         """Count one complete answer. The first ones outweigh the prior at once."""
-        mean, count = self._means.get((model, cls), (float(PRIOR_OUTPUT_TOKENS), 0))
-        weight = max(_OUTPUT_WEIGHT, 1.0 / (count + 2))
-        self._means[(model, cls)] = (mean + weight * (tokens - mean), count + 1)
+        key = (model, cls)
+        mean, count = self._means.get(key, _UNKNOWN)
+        weight = _OUTPUT_WEIGHT if count >= _SETTLED else 1.0 / (count + 2)
+        self._means[key] = (mean + weight * (tokens - mean), count + 1)
 
     def keep(self, models: set[str], classes: set[str]) -> None:
         """Forget models and classes that are no longer configured."""
@@ -77,6 +81,16 @@ def learn_cache(row: Account, ticket: Ticket, cached_tokens: int, now: float) ->
     else:
         row.index_share = min(1.0, before * (1.0 + _GROW))
     return row.index_share != before
+
+
+def learn_prefill(row: Account, ticket: Ticket, now: float) -> bool:
+    """Learn prefill speed from a first token at `now` that had the engine to itself."""
+    return row.engine.saw_prefill(
+        now - ticket.dispatched_at,
+        ticket.uncached_tokens,
+        ticket.query.chain.tokens,
+        row.in_flight + row.other_in_flight,
+    )
 
 
 def learn_tpot(row: Account, ticket: Ticket, finish: Finish, stretch: float) -> bool:

@@ -7,7 +7,7 @@ expires by time. Must never read a clock, wait, or guess from metrics (snapshots
 """
 
 from heapq import heappop, heappush
-from math import exp
+from math import exp, inf
 
 from gateway.core.breaker import Breaker
 from gateway.core.engine_model import EngineModel
@@ -32,6 +32,8 @@ class Account:
 
     `depth` .. `terms` are scratch space of the decision in progress: the dispatcher fills them for
     the candidates, a policy writes `cost` and `terms`, and the next decision overwrites them.
+    `stale` = the sums that prices read no longer match the books; the next decision that looks at
+    this backend recomputes them (`cost.refresh`), so three changes cost one recomputation.
     """
 
     __slots__ = (
@@ -43,13 +45,15 @@ class Account:
         "depth",
         "draining",
         "engine",
-        "held_tokens",
+        "full_blocks",
         "hit_tokens",
         "hit_tokens_predicted",
         "hit_tokens_reported",
         "in_flight",
         "index_capacity_blocks",
         "index_share",
+        "jitter",
+        "kv_room",
         "kv_tokens",
         "kv_utilization",
         "live",
@@ -71,7 +75,9 @@ class Account:
         "retired",
         "sequences",
         "slot",
+        "slots_over",
         "snapshot",
+        "stale",
         "step_s",
         "terms",
         "tokens_per_block",
@@ -115,11 +121,15 @@ class Account:
         self.sequences = 0
         self.queue_s = 0.0
         self.step_s = 0.0
-        self.held_tokens = 0
+        self.kv_room = 0.0
+        self.slots_over = 0.0
         self.load = 0.0
+        self.jitter = 0.0
+        self.stale = False
         # the prefix index's view
         self.tokens_per_block = 0.0
         self.index_capacity_blocks = 0
+        self.full_blocks = 0.0
         self.index_share = 1.0
         self.oldest_use: float | None = None
         self.trust = 1.0
@@ -145,19 +155,30 @@ class Account:
 
     def place(self, ticket: Ticket, now: float) -> None:
         """Enter `ticket`, whose `prefill_s` and `uncached_tokens` are already set for this backend."""
-        if ticket.id in self.live:
-            raise LedgerError(f"ticket {ticket.id} is already on {self.name}")
-        self.live[ticket.id] = ticket
-        self.alone = 0 if self.unprefilled or self.other_owed_s else ticket.id
-        self.in_flight += 1
-        self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
+        ident = ticket.id
+        if ident in self.live:
+            raise LedgerError(f"ticket {ident} is already on {self.name}")
+        self.live[ident] = ticket
+        self.alone = 0 if self.unprefilled or self.other_owed_s else ident
+        self.in_flight = in_flight = self.in_flight + 1
+        if in_flight > self.peak_in_flight:  # noqa: PLR1730 - a third of the price of max
+            self.peak_in_flight = in_flight
         self.unprefilled += 1
-        ticket.owes = True
-        self.owed_ns += _ns(ticket.prefill_s)
+        ticket.owes = self.stale = True
+        prefill_s = ticket.prefill_s
+        chain = ticket.query.chain
+        tokens = chain.tokens
+        self.owed_ns += int(prefill_s * 1e9)
         self.owed_tokens += ticket.uncached_tokens
-        self.context_tokens += ticket.query.chain.tokens
-        self.kv_tokens += self._pin(ticket.query.chain)
-        self.rate = self.congestion(now) + ticket.prefill_s / RATE_WINDOW_S
+        self.context_tokens += tokens
+        # a prompt this short has no checkpoint (see `_stride`)
+        if 2 * len(chain.hashes) * chain.tokens_per_block > _CHECKPOINT_TOKENS:
+            tokens = self._pin(chain)
+        self.kv_tokens += tokens
+        rate = self.rate
+        if rate:
+            rate *= exp((self.rate_at - now) / RATE_WINDOW_S)
+        self.rate = rate + prefill_s / RATE_WINDOW_S
         self.rate_at = now
 
     def prefilled(self, ticket: Ticket) -> bool:
@@ -166,6 +187,7 @@ class Account:
             raise LedgerError(f"ticket {ticket.id} is not on {self.name}")
         if not ticket.owes:
             return False
+        self.stale = True
         self._settle_prefill(ticket)
         return self.alone == ticket.id
 
@@ -174,10 +196,15 @@ class Account:
         if self.live.pop(ticket.id, None) is None:
             return False
         self.in_flight -= 1
+        self.stale = True
         if ticket.owes:
             self._settle_prefill(ticket)
-        self.context_tokens -= ticket.query.chain.tokens
-        self.kv_tokens -= self._unpin(ticket.query.chain)
+        chain = ticket.query.chain
+        tokens = chain.tokens
+        self.context_tokens -= tokens
+        if 2 * len(chain.hashes) * chain.tokens_per_block > _CHECKPOINT_TOKENS:
+            tokens = self._unpin(chain)
+        self.kv_tokens -= tokens
         return True
 
     def forget_rate(self, ticket: Ticket, now: float) -> None:
@@ -190,7 +217,7 @@ class Account:
     def _settle_prefill(self, ticket: Ticket) -> None:
         ticket.owes = False
         self.unprefilled -= 1
-        self.owed_ns -= _ns(ticket.prefill_s)
+        self.owed_ns -= int(ticket.prefill_s * 1e9)
         self.owed_tokens -= ticket.uncached_tokens
 
     def _pin(self, chain: Chain) -> int:
@@ -230,10 +257,13 @@ class SilentPrefills:
 
     They leave the books when they should be over by our own estimate; otherwise a backend that
     serves such requests would seem to owe all it has in flight. An entry outlives its request by
-    less than its estimate.
+    less than its estimate. `next_due` is when `due` has something to do: infinity for never.
     """
 
+    __slots__ = ("_added", "_heap", "next_due")
+
     def __init__(self) -> None:
+        self.next_due = inf
         self._heap: list[tuple[float, int, Account, Ticket]] = []
         self._added = 0
 
@@ -242,9 +272,11 @@ class SilentPrefills:
 
     def add(self, row: Account, ticket: Ticket, now: float) -> None:
         """Expect the prefill to be over once all that `row` owes now is, with some allowance."""
-        due = now + _SILENT_ALLOWANCE * row.queue_s + _SILENT_EXTRA_S
+        owed_s = row.owed_ns * 1e-9 + row.other_owed_s
+        due = now + _SILENT_ALLOWANCE * owed_s + _SILENT_EXTRA_S
         self._added += 1
         heappush(self._heap, (due, self._added, row, ticket))
+        self.next_due = min(self.next_due, due)
 
     def due(self, now: float) -> list[Account]:
         """Settle what should be over; return the backends whose books changed."""
@@ -255,14 +287,14 @@ class SilentPrefills:
             if row.live.get(ticket.id) is ticket and ticket.owes:
                 row.prefilled(ticket)
                 changed.append(row)
+        self.next_due = heap[0][0] if heap else inf
         return changed
 
 
-def _ns(seconds: float) -> int:
-    return int(seconds * 1e9)
-
-
 def _stride(chain: Chain) -> int:
-    """Blocks between checkpoints: a power of two, so that small drifts of the ratio change nothing."""
+    """Blocks between checkpoints: a power of two, so that small drifts of the ratio change nothing.
+
+    Never less than half of `_CHECKPOINT_TOKENS / tokens_per_block`.
+    """
     blocks = int(_CHECKPOINT_TOKENS / max(1.0, chain.tokens_per_block))
     return 1 << max(0, blocks.bit_length() - 1)

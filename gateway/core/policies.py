@@ -46,15 +46,19 @@ class Policy:
 def pick(rows: Sequence[Account], near: float, rng: Random) -> Account:
     """Return the cheapest candidate, any of them when several are as cheap."""
     best = rows[0]
-    low = best.cost
+    low = second = inf
     for row in rows:
-        if row.cost < low:
-            low = row.cost
+        price = row.cost
+        if price < low:
+            second = low
+            low = price
             best = row
+        elif price < second:
+            second = price
     limit = low + near * abs(low) + 1e-12
-    ties = [row for row in rows if row.cost <= limit]
-    if len(ties) < 2:
+    if second > limit:
         return best
+    ties = [row for row in rows if row.cost <= limit]
     return ties[int(rng.random() * len(ties))]
 
 

@@ -6,7 +6,10 @@ have changed, so that a decision over hundreds of backends stays cheap. Must nev
 
 from collections.abc import Sequence
 from operator import attrgetter
+from random import Random
 
+from gateway.core.cost import refresh
+from gateway.core.engine_model import calibrate
 from gateway.core.hot import HotPrefixes
 from gateway.core.learn import trust
 from gateway.core.ledger import Account
@@ -20,25 +23,33 @@ _LEAST_LOADED = 16
 # Weight of the newest request in the token hit share: about the last hundred requests count.
 _HIT_WEIGHT = 0.02
 
+# The random part of a load: an idle backend that was just used comes back anywhere among its equals.
+JITTER_S = 1e-9
+
 _by_load = attrgetter("load")
 
 
 class Pool:
-    """One model's backends, in configured order."""
+    """One model's backends, in configured order.
+
+    `candidates` are the eligible ones while `epoch` is the fleet's and `until` is not reached;
+    `eligible` makes it so.
+    """
 
     __slots__ = (
         "_allowed",
-        "_eligible",
-        "_epoch",
         "_ordered",
-        "_until",
+        "candidates",
         "cursor",
+        "epoch",
         "hit_tokens",
         "hot",
         "prompt_tokens",
         "rows",
+        "samples",
         "since_calibration",
         "spec",
+        "until",
     )
 
     def __init__(self, spec: ModelSpec, rows: Sequence[Account]) -> None:
@@ -48,12 +59,13 @@ class Pool:
         self.hit_tokens = 0.0
         self.prompt_tokens = 0.0
         self.since_calibration = 0
+        self.samples = 0
         self.hot = HotPrefixes()
-        self._eligible: list[Account] = []
+        self.candidates: list[Account] = []
+        self.epoch = -1
+        self.until = 0.0
         self._ordered: list[Account] = []
         self._allowed: frozenset[Account] = frozenset()
-        self._epoch = -1
-        self._until = 0.0
 
     def inherit(self, old: "Pool") -> None:
         """Keep what `old`, the same model's pool before a reload, has learnt."""
@@ -72,22 +84,39 @@ class Pool:
         self.hit_tokens += _HIT_WEIGHT * (hit_tokens - self.hit_tokens)
         self.prompt_tokens += _HIT_WEIGHT * (prompt_tokens - self.prompt_tokens)
 
+    def calibrate(self, rng: Random) -> None:
+        """Turn what the backends' engines showed since the last time into prices.
+
+        Equal loads of a big pool are also put into another order.
+        """
+        if len(self.rows) > SHORTLIST_ABOVE:
+            for row in self.rows:
+                was = row.jitter
+                row.jitter = rng.random() * JITTER_S
+                row.load += row.jitter - was
+        samples = sum([row.engine.samples for row in self.rows])
+        if samples != self.samples:
+            self.samples = samples
+            calibrate([row.engine for row in self.rows])
+            for row in self.rows:
+                row.stale = True
+
     def eligible(self, now: float, epoch: int) -> list[Account]:
         """Return the backends that may be chosen, in configured order; owned by the pool.
 
         `epoch` counts the dispatcher's changes of eligibility. When every backend that is up has
         tripped its breaker, all of them are eligible: a failing answer says more than ours would.
         """
-        if epoch != self._epoch or now >= self._until:
+        if epoch != self.epoch or now >= self.until:
             usable = [row for row in self.rows if row.up and not row.draining]
             closed = [row for row in usable if row.breaker.allows(now)]
-            self._eligible = closed or usable
-            self._ordered = list(self._eligible)
-            self._allowed = frozenset(self._eligible)
+            self.candidates = closed or usable
+            self._ordered = list(self.candidates)
+            self._allowed = frozenset(self.candidates)
             waiting = [row.breaker.retry_at for row in usable if row.breaker.retry_at > now]
-            self._until = min(waiting, default=float("inf"))
-            self._epoch = epoch
-        return self._eligible
+            self.until = min(waiting, default=float("inf"))
+            self.epoch = epoch
+        return self.candidates
 
     def shortlist(self, held: list[tuple[int, int]], by_slot: dict[int, Account]) -> list[Account]:
         """Return the eligible backends worth a full price: the longest hits, then the least loaded.
@@ -95,6 +124,9 @@ class Pool:
         `held` is the prefix index's answer. Call after `eligible`.
         """
         ordered = self._ordered
+        for row in ordered:
+            if row.stale:
+                refresh(row)
         ordered.sort(key=_by_load)
         chosen = ordered[:_LEAST_LOADED]
         taken = 0
@@ -121,17 +153,18 @@ def fill(
 ) -> None:
     """Write each candidate's prefix figures: depth, hit, uncached tokens, seconds of prefill.
 
-    `held` is the prefix index's answer: no backend is in two of its masks.
+    `held` is the prefix index's answer: no backend is in two of its masks. What prices read of the
+    books is brought up to date where it is stale.
     """
     prompt = chain.tokens or 1
-    hits = [(mask, blocks, chain.hit_tokens(blocks)) for blocks, mask in held]
     for row in rows:
+        if row.stale:
+            refresh(row)
         hit = depth = 0
-        bit = row.bit
-        for mask, blocks, tokens in hits:
-            if mask & bit:
+        for blocks, mask in held:
+            if mask & row.bit:
                 depth = blocks
-                hit = tokens
+                hit = chain.hit_tokens(blocks)
                 if row.trust != 1.0:
                     hit = int(hit * trust(row, now))
                 break

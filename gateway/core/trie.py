@@ -132,10 +132,16 @@ class RadixTrie:
         """Return how many blocks `slot` may hold."""
         return self._shares[slot].capacity
 
-    def oldest_use(self, slot: int) -> float | None:
-        """Return when the block that `slot` would evict next was last used; None if it has none."""
-        oldest = self._shares[slot].oldest()
-        return None if oldest is None else oldest.at
+    def oldest_use(self, slot: int, full_blocks: float = 0.0) -> float | None:
+        """Return when the block that `slot` would evict next was last used.
+
+        None: it has none, or holds fewer than `full_blocks` and evicts nothing soon.
+        """
+        share = self._shares[slot]
+        if share.blocks < full_blocks:
+            return None
+        oldest = share.visits.newer
+        return None if oldest is share.visits else oldest.at
 
     @property
     def bytes(self) -> int:
@@ -157,13 +163,17 @@ class RadixTrie:
         share = self._shares[slot]
         if not hashes:
             return None
-        self._now = max(self._now, now)
+        if now > self._now:  # noqa: PLR1730 - a third of the price of max
+            self._now = now
         visit = Visit(self._now, self._root)
         if not share.aged:
             share.aged = True
             heappush(self._ages, (self._now, slot))
         visit.leaf = self._walk_in(slot, share, hashes, visit)
-        visit.join(share.visits)
+        head = share.visits
+        visit.older = last = head.older
+        visit.newer = head
+        last.newer = head.older = visit
         self._visits += 1
         if share.blocks > share.capacity:
             self._evict(slot, share, share.blocks - share.capacity)
@@ -223,7 +233,8 @@ class RadixTrie:
             if length > end - at or run[length - 1] != hashes[at + length - 1]:
                 length = common(run, hashes, at)
                 child = self._split(child, length)
-            old = child.stamps.get(slot)
+            stamps = child.stamps
+            old = stamps.get(slot)
             if old is None:
                 child.mask |= bit
                 share.blocks += length
@@ -231,7 +242,7 @@ class RadixTrie:
             elif old.leaf is child:
                 old.leave()
                 self._visits -= 1
-            child.stamps[slot] = visit
+            stamps[slot] = visit
             if len(kids) == 1 and node.mask == child.mask and node.stamps == child.stamps:
                 self._merge(node, child)
             node = child

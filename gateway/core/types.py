@@ -4,6 +4,7 @@ Units are in the names (`_s` seconds, `_tokens`, `_blocks`). `now` is always mon
 """
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum, unique
 from typing import Any, NewType
@@ -116,7 +117,7 @@ class Snapshot:
     start_time: float | None = None
 
 
-class Query(msgspec.Struct, frozen=True):
+class Query(msgspec.Struct, frozen=True, gc=False):
     """One request as the dispatcher sees it: everything a decision needs and nothing else.
 
     `stream` False = the answer comes whole, so its first byte says nothing about the prefill.
@@ -136,13 +137,14 @@ TrailRow = tuple[str, int, int, int, float, float, tuple[float, ...]]
 """A candidate as a decision saw it: name, hit and uncached tokens, in flight, owed_s, cost, terms."""
 
 
-class Ticket(msgspec.Struct):
+class Ticket(msgspec.Struct, gc=False):
     """An admitted request's place in the books, from `admit` until `finish`.
 
     The dispatcher owns and mutates it; callers read `backend` (the configured name) and the
     predicted hit, and hand it back. `tried` are the slots whose attempts failed; `owes` = its
     prefill is still on the backend's books; `visit` undoes the
-    prefix index's belief; `trail` is the decision's candidates until `remember` or the end.
+    prefix index's belief; `trail` is the decision's candidates until `remember` or the end. No
+    cycle leads through a ticket, so the garbage collector need not look at it.
     """
 
     id: int
@@ -160,11 +162,11 @@ class Ticket(msgspec.Struct):
     known_blocks: int = 0
     first_token_at: float | None = None
     attempts: int = 1
-    tried: list[BackendId] = []
+    tried: tuple[BackendId, ...] = ()
     finished: bool = False
     owes: bool = False
     visit: Any = None
-    trail: tuple[TrailRow, ...] = ()
+    trail: Sequence[TrailRow] = ()
 
 
 @unique
@@ -185,7 +187,7 @@ class Refusal:
     detail: str
 
 
-class Finish(msgspec.Struct, frozen=True):
+class Finish(msgspec.Struct, frozen=True, gc=False):
     """How a ticket ended, as far as learning and settlement care.
 
     `prefilled` = the backend surely began the prefill (an answer head or a byte came), so the

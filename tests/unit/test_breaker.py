@@ -123,7 +123,7 @@ def test_a_failure_counted_at_the_attempt_is_not_counted_again_at_the_end() -> N
     row = account()
     ticket = ticket_for(query(("a", 64)), row)
     made.failed(ticket.id, 1.0)
-    ticket.tried.append(row.slot)
+    ticket.tried += (row.slot,)
     made.judge(ticket, Outcome.UPSTREAM_ERROR, 1.0)
     assert made.failures == 1
 

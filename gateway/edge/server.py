@@ -126,6 +126,7 @@ class ClientConnection(asyncio.Protocol):
         "_body_left",
         "_body_raw",
         "_body_until",
+        "_declining",
         "_discarding",
         "_exchange",
         "_fatal",
@@ -140,6 +141,7 @@ class ClientConnection(asyncio.Protocol):
         "_reading",
         "_ready",
         "_request",
+        "_resuming",
         "_target",
         "deadline",
         "keep_alive",
@@ -166,6 +168,7 @@ class ClientConnection(asyncio.Protocol):
         # the request being received
         self._request: HttpRequest | None = None
         self._in_head = False
+        self._declining = self._resuming = False  # an offered upgrade
         self._target = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._head_bytes = 0
@@ -243,8 +246,8 @@ class ClientConnection(asyncio.Protocol):
         receiving = self._request
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._discarding = True  # what follows is not HTTP; the request itself is answered
+        except httptools.HttpParserUpgrade as upgrade:
+            self._decline_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             self._parser_failed(error)
         if self._in_head and self._head_bytes > self._listener.header_bytes:
@@ -259,6 +262,23 @@ class ClientConnection(asyncio.Protocol):
     def _remember_head(self, data: bytes) -> None:
         if self._noted is not None:
             self._memo.note(data, self._noted)
+
+    def _decline_upgrade(self, rest: bytes) -> None:
+        """Go on in HTTP/1.1: Java's client offers h2c with every connection's first request.
+
+        The parser has stopped behind the head, body unread: a fresh one takes over from there.
+        """
+        request = self._request
+        if not self._declining or request is None:  # CONNECT: what follows is not HTTP
+            self._discarding = True
+            return
+        self._declining = False
+        self._parser = httptools.HttpRequestParser(self)
+        self._resuming = True
+        self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % _framing_line(request))
+        self._resuming = False
+        if rest:
+            self._parse(rest, fresh=False)
 
     def _begin_known(self, data: bytes, request: HttpRequest, start: int, length: int) -> bytes:
         """Begin a request whose head is remembered; return what follows its body."""
@@ -287,6 +307,8 @@ class ClientConnection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         """Start a head."""
+        if self._resuming:
+            return
         self._in_head = True
         self._head_bytes = 0
         self._target = b""
@@ -296,7 +318,8 @@ class ClientConnection(asyncio.Protocol):
 
     def on_url(self, target: bytes) -> None:
         """Collect the request target."""
-        self._target += target
+        if not self._resuming:
+            self._target += target
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Collect a header; trailers are dropped."""
@@ -307,6 +330,8 @@ class ClientConnection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """Judge the head before any of the body is kept."""
+        if self._resuming:
+            return
         self._in_head = False
         listener, headers = self._listener, self._headers
         size = len(self._target) + sum(len(n) + len(v) + 4 for n, v in headers)
@@ -330,6 +355,9 @@ class ClientConnection(asyncio.Protocol):
             forward=forward,
         )
         _check_framing(version, headers, picked)
+        if parser.should_upgrade():
+            self._declining = request.method != "CONNECT"
+            request.keep_alive = request.keep_alive and self._declining
         self._start_body(request)
         if self._noted is None:  # only the first head in a read is where the read begins
             self._noted = request
@@ -348,6 +376,8 @@ class ClientConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """Queue the complete request; `_pump` starts it."""
+        if self._declining:
+            return  # the parser leaves out the body of a request that offers an upgrade
         request, self._request = self._request, None
         if request is None:
             return
@@ -514,6 +544,13 @@ class ClientConnection(asyncio.Protocol):
         if hold == self._reading and not self.transport.is_closing():
             self._reading = not hold
             self.transport.pause_reading() if hold else self.transport.resume_reading()
+
+
+def _framing_line(request: HttpRequest) -> bytes:
+    if b"transfer-encoding" in request.picked:
+        return b"transfer-encoding: chunked\r\n"
+    length = request.picked.get(b"content-length")
+    return b"" if length is None else b"content-length: %b\r\n" % length
 
 
 def _check_framing(

@@ -15,6 +15,7 @@ from typing import Any, Protocol, cast
 import httptools
 
 _log = logging.getLogger("radixgate.relay")
+_HEAD_MAX = 256 * 1024  # of an answer, interim heads included; engines send 1 KB
 _TCP_INFO_BYTES = 256
 _BYTES_ACKED = struct.Struct("=Q")
 _BYTES_ACKED_AT = 120  # offset of tcpi_bytes_acked in Linux's struct tcp_info (4.1+)
@@ -58,6 +59,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_bodyless",
         "_ended",
         "_framed",
+        "_head_bytes",
         "_headers",
         "_headers_done",
         "_keep_alive",
@@ -80,7 +82,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.sink: Sink | None = None
         self._ended: Sink | None = None
         self.idle_since = 0.0
-        self._sent = self._sent_before = 0
+        self._sent = self._sent_before = self._head_bytes = 0
         self._started = self._framed = self._headers_done = self._keep_alive = False
         self._bodyless = self._between_chunks = False
         self._headers: Headers = []
@@ -112,6 +114,8 @@ class UpstreamConnection(asyncio.Protocol):
                 sink.chunk(data, end + 2)
                 return
         self._started = True
+        if not self._headers_done:
+            self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
@@ -123,6 +127,8 @@ class UpstreamConnection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._keep_alive = False
             self._fail(f"malformed answer: {_text(error)}")
+        if self._head_bytes > _HEAD_MAX and not self._headers_done:
+            self._fail("the answer's head is too long")
         if self._ended is not None:
             self._finish()
 
@@ -154,6 +160,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.sink = sink
         self._bodyless = bodyless
         self._started = self._framed = self._headers_done = self._between_chunks = False
+        self._head_bytes = 0
         self._sent_before = self._sent
         self._sent += sum(map(len, pieces))
         self.transport.writelines(pieces)

@@ -198,6 +198,29 @@ async def test_d23_gateway_and_engine_control_headers_do_not_cross() -> None:
         assert answer.all("x-gateway-backend") == [f"127.0.0.1:{rig.backends[0].port}"]
 
 
+async def test_d23_an_offered_upgrade_is_declined_and_the_connection_goes_on() -> None:
+    """Java's HttpClient offers h2c with the first request of every connection."""
+    offer = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAEAAEAA")
+    async with running() as rig:
+        client = await rig.connect()
+        for lines in (offer, (), offer):
+            await client.send(post("/v1/chat/completions", chat(), *lines))
+            assert (await client.answer()).status == 200
+        for received in rig.backends[0].received:
+            assert received.body == BODY
+            assert received.header("upgrade") is None
+            assert received.header("http2-settings") is None
+
+
+async def test_d23_connect_is_refused_and_closes() -> None:
+    async with running() as rig:
+        client = await rig.connect()
+        await client.send(b"CONNECT evil:443 HTTP/1.1\r\nHost: evil:443\r\n\r\n" + CHAT)
+        assert (await client.answer()).status in (404, 405)
+        assert await until_closed(client) == b""
+        assert rig.backends[0].received == []
+
+
 # --- D24
 
 

@@ -5,6 +5,7 @@ import contextlib
 import socket
 from typing import Any
 
+import anthropic
 import openai
 import orjson
 import pytest
@@ -198,6 +199,37 @@ async def test_d04_each_api_hears_of_it_in_its_own_form(
 
         assert answer.body.split(b"\n\n")[-2].startswith(last)
         assert rig.outcomes() == {"upstream_error": 1}
+
+
+async def test_d04_the_anthropic_sdk_raises_an_api_error() -> None:
+    start = (
+        b'event: message_start\ndata: {"type":"message_start","message":{"id":"m","type":'
+        b'"message","role":"assistant","content":[],"model":"m","stop_reason":null,'
+        b'"stop_sequence":null,"usage":{"input_tokens":1,"output_tokens":0}}}\n\n'
+    )
+
+    async def script(conn: Conn, _: Received) -> None:
+        await conn.sse(start)
+        conn.reset()
+
+    async with running(script) as rig, rig.anthropic() as sdk:
+        asked: dict[str, Any] = chat(stream=True, max_tokens=5)
+        stream = await sdk.messages.create(**asked)
+        with pytest.raises(anthropic.APIError, match="mid-stream"):
+            [event async for event in stream]
+
+
+async def test_d04_the_openai_sdk_sees_a_failed_response() -> None:
+    async def script(conn: Conn, _: Received) -> None:
+        created = b'{"type":"response.created","sequence_number":0,"response":{"id":"resp_1"}}'
+        await conn.sse(b"event: response.created\ndata: " + created + b"\n\n")
+        conn.reset()
+
+    async with running(script) as rig, rig.openai() as sdk:
+        stream = await sdk.responses.create(model="m", input="i", stream=True)
+        events = [event async for event in stream]
+        assert events[-1].type == "response.failed"
+        assert events[-1].response.status == "failed"
 
 
 async def test_d04_a_stream_that_ends_cleanly_without_its_terminal_event_is_an_error() -> None:

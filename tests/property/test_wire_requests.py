@@ -84,12 +84,20 @@ def chunked(raw: bytes, sizes: list[int]) -> bytes:
 
 
 SAMPLES = [path.read_bytes() for path in REQUESTS]
+OFFER = (
+    b"POST /v1/x HTTP/1.1\r\nHost: gw\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\n"
+    b"HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABk\r\n%b\r\n\r\n"
+)
 VARIANTS = [
     b"GET /healthz HTTP/1.1\r\nHost: gw\r\n\r\n",
     b"GET /v1/models?a=b%20c HTTP/1.0\r\nConnection: keep-alive\r\n\r\n",
     b"HEAD http://gw:1/v1/models HTTP/1.1\r\nHost: gw\r\nX-A:\r\nX-B: \t b \t\r\n\r\n",
     b"\r\nPOST /v1/x HTTP/1.1\r\nhost: gw\r\ncontent-length: 0\r\nCONNECTION: x-a\r\nX-A: 1\r\n\r\n",
     b"POST /v1/x HTTP/1.1\r\nHost: gw\r\nContent-Length: 5\r\nContent-Length: 5\r\n\r\nhello",
+    OFFER % b"Content-Length: 5" + b"hello",
+    OFFER % b"Transfer-Encoding: chunked" + b"5\r\nhello\r\n0\r\n\r\n",
+    OFFER % b"X-A: no body",
+    b"GET /v1/x HTTP/1.1\r\nHost: gw\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n",
     b"POST /v1/x HTTP/1.1\r\nHost: gw\r\nContent-Length: 00005\r\n\r\nhello",
 ]
 sample = st.sampled_from(SAMPLES).map(reusable)
@@ -147,6 +155,25 @@ def test_two_requests_with_one_head_but_other_lengths_are_told_apart(
     opening = understood([first])
     if opening[0] and "error" not in opening[0][-1] and opening[0][-1]["keep_alive"]:
         assert after[0] == opening[0] + alone[0]
+
+
+def test_a_closed_connection_waits_for_its_reader_only_so_long() -> None:
+    """The last answer is written but not read: `idle_s` later the socket goes."""
+    now = 1.0
+    listener = Listener(
+        Notes(), LimitsConfig(), TimeoutsConfig(keepalive_s=5, idle_s=7), lambda: now
+    )
+    connection, transport = ClientConnection(listener), FakeTransport()
+    connection.connection_made(transport)
+    connection.data_received(VARIANTS[0])
+    transport.get_write_buffer_size = lambda: 1000  # type: ignore[method-assign]
+    now = 6.5
+    connection.expired(now)
+    assert (transport.closed, transport.aborted) == (True, False)
+    assert connection.deadline == now + 7
+    now = 14.0
+    connection.expired(now)
+    assert transport.aborted
 
 
 # --- the real handler

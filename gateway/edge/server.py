@@ -6,6 +6,7 @@ per connection or request; a tick looks at the deadlines of all of them.
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol, cast
@@ -23,6 +24,7 @@ from gateway.errors import (
     RequestTimeout,
 )
 
+_log = logging.getLogger("radixgate.edge")
 TICK_S = 0.1
 LINGER_S = 1.0  # how long what a refused client still sends is read away, so it sees the answer
 _BODY_TOTAL = 10  # a body may take this many times `body_s` in all: a drip is not progress
@@ -110,11 +112,15 @@ class Listener:
             connection.transport.abort()
 
     def _tick(self) -> None:
+        self.start_ticking()
         now = self.clock()
         for connection in list(self.connections):
             if connection.deadline <= now:
-                connection.expired(now)
-        self.start_ticking()
+                try:
+                    connection.expired(now)
+                except Exception:  # noqa: BLE001 - one connection's fault stops no other's clock
+                    _log.exception("a fault of ours at a deadline; the connection is cut")
+                    connection.transport.abort()
 
 
 class ClientConnection(asyncio.Protocol):

@@ -9,6 +9,7 @@ import re
 
 HOLD_MAX = 16 * 1024
 _USAGE_EVENT = re.compile(rb'"choices":\s*\[\s*\]')
+_USAGE = re.compile(rb'"usage":\s*\{')
 _BOUNDARY = re.compile(rb"\r?\n\r?\n")
 
 
@@ -53,7 +54,9 @@ class UsageFilter:
         rest = data[start:]
         if self._passing or len(rest) > HOLD_MAX:
             self._passing = bool(rest) or self._passing
-            out.append(rest)
+            body = rest.rstrip(b"\r\n")  # what ends it may be half of a boundary
+            out.append(body)
+            self._held = rest[len(body) :]
         else:
             self._held = rest
         return b"".join(out)
@@ -65,4 +68,4 @@ class UsageFilter:
 
 
 def _is_usage(event: bytes) -> bool:
-    return b'"usage"' in event and _USAGE_EVENT.search(event) is not None
+    return _USAGE.search(event) is not None and _USAGE_EVENT.search(event) is not None

@@ -10,6 +10,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from gateway.edge.server import ClientConnection
 from gateway.relay.connection import UpstreamConnection
 from tests.integration.rig import (
     DONE,
@@ -275,3 +276,20 @@ async def test_d14_a_reader_that_never_reads_again_is_let_go() -> None:
         await rig.at_rest()
         assert rig.outcomes() == {"client_closed": 1}
         await eventually(lambda: not rig.app._listener.connections)
+
+
+async def test_a_fault_at_one_deadline_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(settings=("timeouts.header_s=0.1",)) as rig:
+        expired = ClientConnection.expired
+        faults = 1
+
+        def once_broken(self: ClientConnection, now: float) -> None:
+            nonlocal faults
+            if faults:
+                faults -= 1
+                raise ZeroDivisionError
+            expired(self, now)
+
+        monkeypatch.setattr(ClientConnection, "expired", once_broken)
+        clients = [await rig.connect() for _ in range(3)]
+        assert all([await client.at_eof() for client in clients])

@@ -5,10 +5,21 @@ from gateway.core.classify import Features
 from gateway.core.dispatcher import Dispatcher
 from gateway.core.prompter import Prompter
 from gateway.core.request import ParsedRequest, RequestFault, parse_json, parse_multipart
-from gateway.core.types import Query
+from gateway.core.types import Api, Query
 from gateway.edge.routes import Route
 from gateway.errors import InvalidJson, InvalidRequest, ModelNotFound
 
+# The other routes read a prompt and write no token.
+_GENERATE = frozenset(
+    {
+        Api.CHAT,
+        Api.COMPLETIONS,
+        Api.RESPONSES,
+        Api.MESSAGES,
+        Api.TRANSCRIPTIONS,
+        Api.TRANSLATIONS,
+    }
+)
 _SHOWN = 100  # characters of a client's model id that an error repeats
 
 
@@ -68,23 +79,13 @@ def build_query(
     asked, parsed.model = parsed.model, model  # an alias shares its model's prefixes
     chain = prompter.chain(parsed)
     parsed.model = asked
+    name, key_class = (None, None) if key is None else (key.name, key.class_)
+    # positional: half the price of keywords
     features = Features(
-        path=path,
-        tools=parsed.has_tools,
-        prompt_tokens=chain.tokens,
-        user_agent=user_agent,
-        key=key.name if key is not None else None,
-        model=model,
-        forced_class=forced_class,
-        key_class=key.class_ if key is not None else None,
+        path, parsed.has_tools, chain.tokens, user_agent, name, model, forced_class, key_class
     )
     cls, rule = dispatcher.classify(features)
-    return Query(
-        model=model,
-        cls=cls,
-        chain=chain,
-        expected_output_tokens=dispatcher.expected_output(model, cls, parsed.max_tokens),
-        session=session or parsed.session,
-        class_rule=rule,
-        key=features.key,
-    )
+    output = 0
+    if parsed.api in _GENERATE:
+        output = dispatcher.expected_output(model, cls, parsed.max_tokens)
+    return Query(model, cls, chain, output, session or parsed.session, rule, name, parsed.stream)

@@ -83,22 +83,13 @@ _BILLING: Final = "x-anthropic-billing-header"
 class _Stream(list[bytes]):
     """The pieces written so far, and how many of them were media."""
 
-    __slots__ = ("media",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.media = 0
-
-    @property
-    def full(self) -> bool:
-        return len(self) > MAX_PIECES
+    media = 0
 
 
 def canonical(request: ParsedRequest, *, isolation: str = "") -> bytes:
     """Return the stream of a request. `isolation` separates tenants that must not share hits."""
     data = request.data
-    out = _Stream()
-    out += (_MODEL, (request.model or "").encode())
+    out = _Stream((_MODEL, (request.model or "").encode()))
     salt = data.get("cache_salt")
     if salt is not None:
         out += (_SALT, _dump(salt))
@@ -109,10 +100,7 @@ def canonical(request: ParsedRequest, *, isolation: str = "") -> bytes:
         _items(data.get("input"), out)
     elif isinstance(data.get("messages"), list):
         _preamble(data, data.get("system"), out)
-        for message in data["messages"]:
-            _message(message, out)
-            if out.full:
-                break
+        _messages(data["messages"], out)
     else:
         _texts(data, out)
     return b"".join(out)
@@ -138,16 +126,29 @@ def _options(data: dict[str, Any], names: tuple[str, ...], out: _Stream) -> None
             out += (_OPTION, name.encode(), _VALUE, _dump(value))
 
 
+def _messages(messages: list[Any], out: _Stream) -> None:
+    append = out.append
+    for message in messages:
+        if isinstance(message, dict) and len(message) == 2:  # nearly all: text, and whose it is
+            role = message.get("role")
+            content = message.get("content")
+            if isinstance(content, str) and isinstance(role, str):
+                append(_HEADS.get(role) or _ROLE + role.encode() + _TEXT)
+                append(content.encode())
+                if len(out) <= MAX_PIECES:
+                    continue
+                break
+        _message(message, out)
+        if len(out) > MAX_PIECES:
+            break
+
+
 def _message(message: object, out: _Stream) -> None:
     if not isinstance(message, dict):
         out += (_JSON, _dump(message))
         return
     role = message.get("role")
     content = message.get("content")
-    if isinstance(content, str) and len(message) == 2 and isinstance(role, str):  # nearly all
-        out.append(_HEADS.get(role) or _ROLE + role.encode() + _TEXT)
-        out.append(content.encode())
-        return
     out += (_ROLE, role.encode() if isinstance(role, str) else _JSON + _dump(role))
     if isinstance(content, str):
         out += (_TEXT, content.encode())
@@ -173,7 +174,7 @@ def _content(content: object, out: _Stream) -> None:
     if isinstance(content, list):
         for part in content:
             _part(part, out)
-            if out.full:
+            if len(out) > MAX_PIECES:
                 break
     elif isinstance(content, str):
         out += (_TEXT, content.encode())
@@ -211,7 +212,7 @@ def _nested(part: dict[str, Any], field: str, out: _Stream) -> None:
                 out += (_JSON, _dump(inner))
             else:
                 _part(inner, out)
-            if out.full:
+            if len(out) > MAX_PIECES:
                 break
     else:
         _content(content, out)
@@ -237,7 +238,7 @@ def _items(items: object, out: _Stream) -> None:
                 _part(item, out)
             else:
                 _message(item, out)
-            if out.full:
+            if len(out) > MAX_PIECES:
                 break
     elif items is not None:
         out += (_JSON, _dump(items))

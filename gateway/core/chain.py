@@ -7,7 +7,7 @@ from array import array
 from struct import iter_unpack
 from typing import Final
 
-import xxhash
+from xxhash import xxh3_64_intdigest as _hashed
 
 BLOCK_BYTES: Final = 256
 NARROW_BYTES: Final = 256 * 1024
@@ -32,6 +32,8 @@ def chain_bytes(data: bytes, salt: int, block_bytes: int = BLOCK_BYTES) -> "arra
     """
     if block_bytes < MIN_BLOCK_BYTES:
         raise ValueError(f"block_bytes must be at least {MIN_BLOCK_BYTES}")
+    if len(data) <= NARROW_BYTES - block_bytes:  # surely before the border
+        return array("Q", _chain(data, salt, block_bytes))
     border = narrow_blocks(block_bytes) * block_bytes
     chain = _chain(data[:border], salt, block_bytes)
     if len(data) > border:
@@ -45,7 +47,6 @@ def chain_blocks(data: bytes, salt: int, block_bytes: int) -> "array[int]":
 
 
 def _chain(data: bytes, link: int, block_bytes: int) -> list[int]:
-    hashed = xxhash.xxh3_64_intdigest
     full = memoryview(data)[: len(data) // block_bytes * block_bytes]
     # One C iterator that cuts the blocks: 40 % less than slicing in a loop.
-    return [link := hashed(block, link) for (block,) in iter_unpack(f"{block_bytes}s", full)]
+    return [link := _hashed(block, link) for (block,) in iter_unpack(f"{block_bytes}s", full)]

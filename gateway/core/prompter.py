@@ -50,25 +50,23 @@ class BytePrompter:
     def __init__(self, salt: int, block_bytes: int = BLOCK_BYTES) -> None:
         self._salt = salt & 0xFFFF_FFFF_FFFF_FFFF
         self._block_bytes = block_bytes
+        self._narrow_blocks = narrow_blocks(block_bytes)
         self._conversations: OrderedDict[int, float] = OrderedDict()
-        self._models: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._models: dict[tuple[str, str], float] = {}
 
     def chain(self, request: ParsedRequest, *, isolation: str = "", cls: str = "") -> Chain:
         """Return the prompt's chain, its token count estimated."""
         stream = canonical(request, isolation=isolation)
-        hashes = chain_bytes(stream, self._salt, self._block_bytes)
+        block_bytes = self._block_bytes
+        hashes = chain_bytes(stream, self._salt, block_bytes)
         size = len(stream)
-        if _is_token_ids(request):
+        if "prompt" in request.data and _is_token_ids(request.data):
             ratio = ID_BYTES
         else:
             ratio = self._ratio(hashes, request.model or "", cls)
-        return Chain(
-            hashes=hashes,
-            tokens_per_block=self._block_bytes / ratio,
-            tokens=max(1, round(size / ratio)),
-            text_bytes=size,
-            narrow_blocks=narrow_blocks(self._block_bytes),
-        )
+        tokens = round(size / ratio) or 1
+        # positional: half the price of keywords
+        return Chain(hashes, block_bytes / ratio, tokens, False, size, self._narrow_blocks)
 
     def learn(self, model: str, cls: str, chain: Chain, prompt_tokens: int) -> None:
         """Take in the prompt tokens an engine reported. `model` is the name the chain was made of.
@@ -79,12 +77,31 @@ class BytePrompter:
             return
         low, high = _RATIO_RANGE
         ratio = min(high, max(low, chain.text_bytes / prompt_tokens))
+        models = self._models
         for key in ((model, cls), (model, "")):
-            _blend(self._models, key, ratio, _MODEL_WEIGHT, MAX_MODELS)
+            old = models.get(key)
+            models[key] = ratio if old is None else old + _MODEL_WEIGHT * (ratio - old)
+        if len(models) > MAX_MODELS:
+            self._forget_models()
+        known = self._conversations
+        hashes = chain.hashes
+        size = len(hashes)
         for anchor in _ANCHORS:
-            if anchor < len(chain.hashes):
-                mark = chain.hashes[anchor]
-                _blend(self._conversations, mark, ratio, _CONVERSATION_WEIGHT, MAX_CONVERSATIONS)
+            if anchor < size:
+                mark = hashes[anchor]
+                old = known.get(mark)
+                if old is None:
+                    known[mark] = ratio
+                    if len(known) > MAX_CONVERSATIONS:
+                        known.popitem(last=False)
+                else:
+                    known[mark] = old + _CONVERSATION_WEIGHT * (ratio - old)
+                    known.move_to_end(mark)
+
+    def _forget_models(self) -> None:
+        """Make room for what is new; only a fleet of thousands of models ever comes here."""
+        for key in list(self._models)[: len(self._models) - MAX_MODELS]:
+            del self._models[key]
 
     def _ratio(self, hashes: "array[int]", model: str, cls: str) -> float:
         known = self._conversations
@@ -95,18 +112,9 @@ class BytePrompter:
         return self._models.get((model, cls)) or self._models.get((model, "")) or DEFAULT_RATIO
 
 
-def _blend(table: OrderedDict[Any, float], key: Any, ratio: float, weight: float, cap: int) -> None:
-    """Move the entry towards `ratio` and make it the youngest; the oldest makes room."""
-    old = table.get(key)
-    table[key] = ratio if old is None else old + weight * (ratio - old)
-    table.move_to_end(key)
-    if len(table) > cap:
-        table.popitem(last=False)
-
-
-def _is_token_ids(request: ParsedRequest) -> bool:
-    prompt = request.data.get("prompt")
+def _is_token_ids(data: dict[str, Any]) -> bool:
+    prompt = data["prompt"]
     if not isinstance(prompt, list) or not prompt:
         return False
     first = prompt[0]
-    return isinstance(first, int) or (isinstance(first, list) and "messages" not in request.data)
+    return isinstance(first, int) or (isinstance(first, list) and "messages" not in data)

@@ -36,6 +36,14 @@ _MODEL_REQUIRED = frozenset(
     }
 )
 _MESSAGES_REQUIRED = frozenset({Api.CHAT, Api.MESSAGES, Api.COUNT_TOKENS})
+_MAX_FIELDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+# Every field that `parse_json` reads, `model` and `messages` apart; a body of few fields that has
+# none of them needs no look at each.
+_READ = frozenset(
+    {*("stream", "stream_options", "n", "tools", "functions", "session_id", "prompt_cache_key")}
+    | {"metadata", *_MAX_FIELDS}
+)
+_FEW_FIELDS = 8
 _TRUE_WORDS = frozenset({"true", "1", "yes", "on", "t", "y"})  # what pydantic, so vLLM, takes
 _BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]{1,200})"|([^;\s"]{1,200}))', re.IGNORECASE)
 _DISPOSITION = re.compile(rb"content-disposition\s*:([^\r\n]*)", re.IGNORECASE)
@@ -59,6 +67,9 @@ class UsageOption(Enum):
     ABSENT = "absent"
     EMPTY = "empty"  # stream_options is null, or an object without include_usage
     EXPLICIT = "explicit"
+
+
+_ABSENT = UsageOption.ABSENT
 
 
 class ParsedRequest(msgspec.Struct):
@@ -100,17 +111,20 @@ def parse_json(api: Api, body: bytes) -> ParsedRequest:
         raise RequestFault("invalid_request", "`model` must be a string.", "model")
     if api in _MESSAGES_REQUIRED and not isinstance(data.get("messages"), list):
         raise RequestFault("invalid_request", "`messages` must be a list.", "messages")
-    return ParsedRequest(
-        api=api,
-        model=model,
-        stream=_is_true(data.get("stream")),
-        max_tokens=_max_tokens(data),
-        n=_count(data.get("n")) or 1,
-        has_tools=bool(data.get("tools") or data.get("functions")),
-        session=_session(data),
-        usage_option=_usage_option(data),
-        data=data,
-        body_len=len(body),
+    if len(data) <= _FEW_FIELDS and _READ.isdisjoint(data):  # a plain question: all defaults
+        return ParsedRequest(api, model, False, None, 1, False, None, _ABSENT, data, len(body))
+    stream = data.get("stream")
+    return ParsedRequest(  # positional: half the price of keywords
+        api,
+        model,
+        stream is True or (stream is not None and _is_true(stream)),
+        _max_tokens(data),
+        1 if "n" not in data else _count(data["n"]) or 1,
+        bool(data.get("tools") or data.get("functions")),
+        _session(data),
+        _usage_option(data) if "stream_options" in data else _ABSENT,
+        data,
+        len(body),
     )
 
 
@@ -187,31 +201,34 @@ def _count(value: object) -> int | None:
 
 
 def _max_tokens(data: dict[str, Any]) -> int | None:
-    for field in ("max_completion_tokens", "max_tokens", "max_output_tokens"):
-        value = _count(data.get(field))
-        if value is not None:
-            return value
+    for field in _MAX_FIELDS:
+        if field in data:
+            value = _count(data[field])
+            if value is not None:
+                return value
     return None
 
 
 def _session(data: dict[str, Any]) -> str | None:
     """Return the first id that names a conversation (not a user, where both are sent)."""
-    metadata = data.get("metadata")
-    more = metadata if isinstance(metadata, dict) else {}
-    for value in (
-        data.get("session_id"),
-        data.get("prompt_cache_key"),  # Codex and the Responses API
-        more.get("session_id"),
-        more.get("user_id"),  # Claude Code puts its session into it
-    ):
-        if isinstance(value, str) and 0 < len(value) <= MAX_SESSION_CHARS:
-            return value
+    found = _first_id(data, ("session_id", "prompt_cache_key"))  # Codex and the Responses API
+    if found is None and "metadata" in data:
+        metadata = data["metadata"]
+        if isinstance(metadata, dict):  # Claude Code puts its session into user_id
+            found = _first_id(metadata, ("session_id", "user_id"))
+    return found
+
+
+def _first_id(data: dict[str, Any], fields: tuple[str, ...]) -> str | None:
+    for field in fields:
+        if field in data:
+            value = data[field]
+            if isinstance(value, str) and 0 < len(value) <= MAX_SESSION_CHARS:
+                return value
     return None
 
 
 def _usage_option(data: dict[str, Any]) -> UsageOption:
-    if "stream_options" not in data:
-        return UsageOption.ABSENT
     options = data["stream_options"]
     if options is None:
         return UsageOption.EMPTY

@@ -144,3 +144,23 @@ def test_a_reset_forgets_everything() -> None:
     assert made.reset()
     assert made.allows(0.0)
     assert not made.reset()
+
+
+def test_a_calm_breaker_is_one_that_no_answer_can_change() -> None:
+    made = breaker()
+    calm = [made.calm]
+    made.failed(1, 0.0)
+    calm.append(made.calm)
+    made.succeeded(0.0)
+    calm.append(made.calm)
+    for ident in range(3):
+        made.failed(ident, 1.0)
+    calm.append(made.calm)
+    made.sent(9, 100.0)
+    calm.append(made.calm)
+    made.succeeded(100.0)
+    calm.append(made.calm)
+    made.failed(1, 101.0)
+    made.reset()
+    calm.append(made.calm)
+    assert calm == [True, False, True, False, False, True, True]

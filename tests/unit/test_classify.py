@@ -1,3 +1,4 @@
+from random import Random
 from typing import Any
 
 import pytest
@@ -103,3 +104,31 @@ def test_patterns_are_case_sensitive_globs_not_expressions() -> None:
     classifier = Classifier((spec, CHAT))
     assert classifier.classify(Features("/", False, 1, "abc"))[0] == "chat"
     assert classifier.classify(Features("/", False, 1, "a.cd"))[0] == "x"
+
+
+def test_what_is_remembered_of_a_client_never_changes_the_answer() -> None:
+    kept = Classifier((CODING, CHAT))
+    rng = Random(1)
+    for _ in range(3000):
+        features = Features(
+            rng.choice(["/v1/messages", "/v1/chat/completions"]),
+            rng.random() < 0.2,
+            rng.choice([10, 50, 51, 7999, 8000]),
+            rng.choice(["", "curl", "claude-cli/1", "claude-cli" + "x" * 1000]),
+            rng.choice([None, "agents", "agent"]),
+            rng.choice(["m", "qwen-coder"]),
+            rng.choice([None, None, "chat", "gold"]),
+            rng.choice([None, None, "coding", "silver"]),
+        )
+        assert kept.classify(features) == Classifier((CODING, CHAT)).classify(features)
+
+
+def test_clients_that_invent_agents_fill_no_memory() -> None:
+    classifier = Classifier((CODING, CHAT))
+    sizes = []
+    for number in range(3000):
+        classifier.classify(replace(PLAIN, user_agent=f"agent {number}"))
+        classifier.classify(replace(PLAIN, user_agent=f"{number}" + "x" * 5000))
+        sizes.append(len(classifier._left))
+    assert 100 < max(sizes) <= 1024
+    assert max(len(client[2]) for client in classifier._left) < 100

@@ -1,5 +1,7 @@
 """Chains from requests, and token counts learnt from what engines report."""
 
+from array import array
+
 import orjson
 import pytest
 
@@ -123,3 +125,12 @@ def test_tables_never_outgrow_their_caps() -> None:
         )
     assert len(prompter._conversations) == MAX_CONVERSATIONS
     assert len(prompter._models) == MAX_MODELS
+
+
+def test_models_no_longer_asked_for_make_room_oldest_first() -> None:
+    prompter = BytePrompter(1)
+    chain = Chain(array("Q", [1]), 1.0, 5, text_bytes=20)
+    for number in range(MAX_MODELS):
+        prompter.learn(f"m{number}", "chat", chain, 5)
+    assert ("m0", "chat") not in prompter._models
+    assert (f"m{MAX_MODELS - 1}", "chat") in prompter._models

@@ -42,10 +42,11 @@ class UsageFilter:
         ):
             return payload
         data = self._held + payload
+        seen = max(0, len(self._held) - 3)  # no boundary is in what is held, but its start may be
         self._held = b""
         out: list[bytes] = []
         start = 0
-        for match in _BOUNDARY.finditer(data):
+        for match in _BOUNDARY.finditer(data, seen):
             event = data[start : match.end()]
             if self._passing or not _is_usage(event):
                 out.append(event)

@@ -63,7 +63,8 @@ class FakeTransport(asyncio.Transport):
 def splits(size: int) -> st.SearchStrategy[list[int]]:
     """Draw where to cut `size` bytes: at a few places, or everywhere in a steady step."""
     few = st.lists(st.integers(1, max(1, size - 1)), max_size=12).map(sorted)
-    steady = st.integers(1, 40).map(lambda step: list(range(step, size, step)))
+    unit = 1 + size // 4000
+    steady = st.integers(1, 40).map(lambda n: list(range(n * unit, size, n * unit)))
     return st.one_of(few, steady)
 
 

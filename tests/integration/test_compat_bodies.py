@@ -586,3 +586,26 @@ async def test_d53_the_backend_sees_its_own_key(
         received = spare.backends[0].received[-1]
         assert received.header("authorization") == "Bearer backend-secret"
         assert received.raw_head.lower().count(b"authorization") == 1
+
+
+async def test_d54_random_models_and_paths_make_no_new_series() -> None:
+    async with running() as rig:
+        client = await rig.connect()
+
+        async def ask(number: int) -> None:
+            await client.send(
+                post("/v1/chat/completions", chat() | {"model": f"x{number}"}, "X-Gateway-Class: y")
+                + post(f"/v1/x{number}", chat())
+                + post("/v1/chat/completions", chat(), f"User-Agent: agent-{number}")
+            )
+            assert [(await client.answer()).status for _ in range(3)] == [404, 404, 200]
+
+        await ask(0)
+        await rig.settled()
+        before = len(rig.metrics().splitlines())
+        for number in range(1, 150):
+            await ask(number)
+        await rig.settled()
+
+        assert len(rig.metrics().splitlines()) == before
+        assert "x1" not in rig.metrics()

@@ -49,11 +49,7 @@ class Cors:
     def __init__(self, origins: Iterable[str]) -> None:
         self._origins = frozenset(origin.encode("latin-1", "replace") for origin in origins)
         self.any = b"*" in self._origins
-
-    @property
-    def on(self) -> bool:
-        """Return whether any origin is allowed."""
-        return bool(self._origins)
+        self.on = bool(self._origins)
 
     def lines(self, request: HttpRequest | None) -> bytes:
         """Return the header lines an answer to `request` carries."""

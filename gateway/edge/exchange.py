@@ -140,14 +140,15 @@ class Exchange:
         self._send_or_connect(self._upstream)
 
     def _decode(self) -> None:
-        encoding = self.request.text(b"content-encoding")
+        encoding = self.request.picked.get(b"content-encoding")
         if encoding is not None:
-            self._body = decode_body(self._body, encoding, self._handler.body_limit)
+            limit = self._handler.body_limit
+            self._body = decode_body(self._body, encoding.decode("latin-1"), limit)
 
     def _parse(self) -> ParsedRequest:
         route = self.request.route
         assert route is not None
-        kind = self.request.text(b"content-type") or ""
+        kind = (self.request.text(b"content-type") or "") if route.multipart else ""
         self._parsed = parsed = parse_body(route, self._body, kind)
         self.record.stream = parsed.stream
         return parsed
@@ -161,7 +162,7 @@ class Exchange:
             parsed,
             model,
             path=record.api,
-            user_agent=request.text(b"user-agent") or "",
+            user_agent=request.user_agent,
             key=request.key,
             forced_class=request.text(b"x-gateway-class") if may_choose else None,
             session=request.session,

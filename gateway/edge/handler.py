@@ -129,7 +129,9 @@ class Handler:
     def precheck(self, request: HttpRequest) -> None:
         """Route, name and authenticate a request by its head."""
         request.request_id = client_request_id(request.picked) or self._ids.new()
-        route = request.route = routes.find(request.method, request.path)
+        route = request.route
+        if route is None:  # known when the head was seen before
+            route = request.route = routes.find(request.method, request.path)
         if request.method == "OPTIONS":
             if not self.cors.on:
                 allowed = ", ".join(route.methods)

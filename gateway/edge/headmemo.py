@@ -7,11 +7,13 @@ and goes to the parser. Lives and dies with its connection, as it holds the head
 """
 
 import re
+from copy import copy
 
 from gateway.edge.http import HttpRequest
 
 MAX_HEAD = 16 * 1024
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d+)[ \t]*\r\n", re.IGNORECASE)
+_SPECIAL = re.compile(rb"\r\n(?:expect|transfer-encoding|upgrade):", re.IGNORECASE)
 _MAX_DIGITS = 12
 
 
@@ -31,7 +33,7 @@ class HeadMemo:
         if end < 0 or not request.keep_alive or not request.version_11:
             return
         found = _LENGTH.search(data, 0, end + 2)
-        if found is None or b"expect" in request.picked or b"transfer-encoding" in request.picked:
+        if found is None or _SPECIAL.search(data, 0, end + 2) is not None:
             return
         self._prefix = data[: found.start(1)]
         self._suffix = data[found.end(1) : end + 4]
@@ -47,14 +49,8 @@ class HeadMemo:
         digits = data[start:end]
         if end < 0 or not digits.isdigit():
             return None
-        request = HttpRequest(
-            template.method,
-            template.path,
-            template.query,
-            version_11=True,
-            keep_alive=True,
-            received_at=now,
-            picked=template.picked,
-            forward=template.forward,
-        )
+        request = copy(template)
+        request.received_at = now
+        request.body = request.request_id = b""
+        request.key = request.error = None
         return request, end + len(self._suffix), int(digits)

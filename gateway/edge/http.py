@@ -92,15 +92,8 @@ class HttpRequest(msgspec.Struct):
     key: KeyConfig | None = None
     error: GatewayError | None = None
     request_id: bytes = b""
-
-    @property
-    def session(self) -> str | None:
-        """Return the conversation id the client's headers name, if any."""
-        for name in _SESSION_HEADERS:
-            value = self.picked.get(name)
-            if value:
-                return value[:256].decode("latin-1")
-        return None
+    user_agent: str = ""
+    session: str | None = None  # the conversation id the client's headers name, if any
 
     def text(self, name: bytes) -> str | None:
         """Return a picked header as text."""
@@ -143,6 +136,15 @@ def sort_headers(headers: Iterable[Header]) -> tuple[dict[bytes, bytes], bytes]:
     if nominated:
         forward = _without(forward, nominated)
     return picked, b"".join(forward)
+
+
+def session_of(picked: dict[bytes, bytes]) -> str | None:
+    """Return the conversation id a request's headers name, if any."""
+    for name in _SESSION_HEADERS:
+        value = picked.get(name)
+        if value:
+            return value[:256].decode("latin-1")
+    return None
 
 
 def client_request_id(picked: dict[bytes, bytes]) -> bytes | None:

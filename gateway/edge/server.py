@@ -15,7 +15,7 @@ import httptools
 
 from gateway.config.schema import LimitsConfig, TimeoutsConfig
 from gateway.edge.headmemo import HeadMemo
-from gateway.edge.http import HttpRequest, answer_head, origin_form, sort_headers
+from gateway.edge.http import HttpRequest, answer_head, origin_form, session_of, sort_headers
 from gateway.errors import (
     BodyTooLarge,
     GatewayError,
@@ -289,7 +289,10 @@ class ClientConnection(asyncio.Protocol):
     def _begin_known(self, data: bytes, request: HttpRequest, start: int, length: int) -> bytes:
         """Begin a request whose head is remembered; return what follows its body."""
         self._start_body(request)
-        self._judge(request)
+        try:
+            self._listener.handler.precheck(request)
+        except GatewayError as error:
+            request.error = error
         self._body_left = length
         if length == 0:
             self.on_message_complete()
@@ -359,6 +362,8 @@ class ClientConnection(asyncio.Protocol):
             received_at=listener.clock(),
             picked=picked,
             forward=forward,
+            user_agent=picked.get(b"user-agent", b"").decode("latin-1"),
+            session=session_of(picked),
         )
         _check_framing(version, headers, picked)
         if parser.should_upgrade():

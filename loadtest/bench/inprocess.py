@@ -143,7 +143,7 @@ def main() -> None:
     print(f"{spent / units * 1e6:.2f} µs per {'chunk' if args.events else 'request'}")
     if args.profile:
         profile.disable()
-        pstats.Stats(profile).sort_stats("tottime").print_stats(60)
+        pstats.Stats(profile).sort_stats("tottime").print_stats(140)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ per connection or request; a tick looks at the deadlines of all of them.
 
 import asyncio
 import logging
+import select
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol, cast
@@ -29,6 +30,8 @@ TICK_S = 0.1
 LINGER_S = 1.0  # how long what a refused client still sends is read away, so it sees the answer
 _BODY_TOTAL = 10  # a body may take this many times `body_s` in all: a drip is not progress
 _CHUNKING_MAX = 8  # bytes on the wire per byte of body; chunks of one byte need 6
+_LOOK_S = 0.5  # how often a client that is not read is asked whether it is still there
+_GONE = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
 _PIPELINE_MAX = 16  # parsed requests waiting behind the one in progress before reading pauses
 _WRITE_HIGH_WATER = 256 * 1024
 _NEVER = float("inf")
@@ -430,9 +433,12 @@ class ClientConnection(asyncio.Protocol):
     def expired(self, now: float) -> None:
         """A deadline passed: act on it, or set the next one."""
         if self._exchange is not None:
+            if not self._reading and self._left():
+                self.eof_received()
+                return
             self.deadline = _NEVER  # `check` may end the exchange, which sets its own
             again = self._exchange.check(now)
-            self.deadline = min(self.deadline, again)
+            self.deadline = min(self.deadline, again, _NEVER if self._reading else now + _LOOK_S)
         elif self._discarding or (self._request is None and not self._in_head):
             if self._discarding:
                 self.deadline = _NEVER
@@ -445,6 +451,13 @@ class ClientConnection(asyncio.Protocol):
             self._pump()
 
     # --- internals
+
+    def _left(self) -> bool:
+        """Return whether the client has gone, which a socket that is not read does not tell."""
+        sock = self.transport.get_extra_info("socket")
+        poll = select.poll()
+        poll.register(sock.fileno(), _GONE)
+        return bool(poll.poll(0))
 
     def _start_body(self, request: HttpRequest) -> None:
         self._request = request

@@ -506,6 +506,21 @@ async def test_d07_a_client_that_leaves_before_the_first_byte_stops_the_backend(
         assert rig.metric("gateway_upstream_attempts_total") == 1
 
 
+@pytest.mark.parametrize("reset", [False, True])
+async def test_d07_a_client_that_leaves_after_pipelining_far_ahead_stops_the_backend(
+    reset: bool,
+) -> None:
+    """Its socket is no longer read, so its leaving must be noticed otherwise."""
+    async with running(silent) as rig:
+        client = await rig.connect()
+        await client.send(STREAM * 40)
+        await eventually(lambda: bool(rig.backends[0].received))
+        await leave(client, reset=reset)
+        await eventually(lambda: rig.backends[0].served == 1, within_s=1.5)
+        await rig.at_rest()
+        assert rig.outcomes() == {"client_closed": 1}
+
+
 async def test_d07_a_client_that_leaves_while_we_connect_leaves_nothing_behind() -> None:
     async with running(settings=("poll.interval_s=60",)) as rig:
         with black_hole(rig):

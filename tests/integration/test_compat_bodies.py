@@ -508,7 +508,7 @@ async def test_d48_every_429_and_503_says_when_to_come_back(tmp_path: Path) -> N
 
 async def test_d48_no_backend_up_is_503_with_a_hint() -> None:
     async with running() as rig:
-        rig.app.dispatcher.set_up(f"127.0.0.1:{rig.backends[0].port}", False, rig.handler.clock())
+        rig.app.dispatcher.set_up("backend-1", False, rig.handler.clock())
         answer = await rig.ask(post("/v1/chat/completions", chat()))
         assert (answer.status, answer.code) == (503, "no_backend")
         retry_hint(answer)

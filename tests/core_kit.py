@@ -113,7 +113,7 @@ def account(slot: int = 0, profile: EngineProfile | None = None) -> Account:
     """A lone backend's books, outside any fleet."""
     engine = EngineModel(profile or EngineProfile())
     row = Account(BackendId(slot), f"b{slot}", engine, Breaker(Random(slot)))
-    refresh(row)
+    refresh(row, 0.0)
     return row
 
 

@@ -49,11 +49,11 @@ class Chooser:
         if tried:
             rows = [row for row in rows if row.slot not in tried]
         elif len(rows) > SHORTLIST_ABOVE and policy.shortlist:
-            rows = pool.shortlist(held, fleet.by_slot)
+            rows = pool.shortlist(held, fleet.by_slot, now)
         self.rows = rows
-        self.reason = explain.NOBODY
         self.known = None
         if not rows:
+            self.reason = explain.NOBODY
             return None
         fill(rows, held, chain, now)
         invest = False
@@ -64,23 +64,21 @@ class Chooser:
                 # price all as if they held the known prefix
                 invest = True
                 fill(rows, [(depth, -1)], chain, now)
-        self._price(pool, query, slo, now)
+        demand = self._demand
+        demand.now = now
+        demand.prompt_tokens = chain.tokens or 1
+        demand.output_tokens = query.expected_output_tokens
+        demand.tpot_slo_s = slo.tpot_s
+        demand.hit_share = pool.hit_tokens / (pool.prompt_tokens or 1.0)
+        demand.cursor = pool.cursor
+        policy.score(rows, demand, self._rng)
         winner = pick(rows, policy.near, self._rng)
         if invest:
             fill(rows, held, chain, now)
             home = winner.depth == held[-1][0]
             self.reason = explain.HOME if home else explain.INVEST
+        elif held and len(rows) > 1 and winner.depth == held[-1][0]:
+            self.reason = explain.HOME
         else:
             self.reason = explain.reason_for(rows, winner)
         return winner
-
-    def _price(self, pool: Pool, query: Query, slo: Slo, now: float) -> None:
-        demand = self._demand
-        demand.now = now
-        demand.prompt_tokens = query.chain.tokens or 1
-        demand.output_tokens = query.expected_output_tokens
-        demand.tpot_slo_s = slo.tpot_s
-        prompt_tokens = pool.prompt_tokens
-        demand.hit_share = pool.hit_tokens / prompt_tokens if prompt_tokens else 0.0
-        demand.cursor = pool.cursor
-        self.policy.score(self.rows, demand, self._rng)

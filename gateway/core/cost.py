@@ -6,7 +6,7 @@ than its terms, draw randomness or change anything but the candidates' scratch f
 """
 
 from collections.abc import Sequence
-from math import exp
+from math import exp, inf
 from random import Random
 
 from gateway.core.ledger import RATE_WINDOW_S, Account
@@ -33,6 +33,8 @@ TPOT_SHARE = 0.7
 TPOT_WEIGHT = 0.1
 KV_FULL = 0.95
 SLOTS_FULL = 0.9
+# How long a backend's congestion is taken as it was: it falls by a quarter of a percent meanwhile.
+CONGESTION_LIFE_S = 0.02
 
 
 class Demand:
@@ -63,59 +65,73 @@ class Demand:
 
 
 def score(rows: Sequence[Account], demand: Demand, _rng: Random) -> None:
-    """Write each candidate's price to `cost` and its parts to `terms` (order of `TERMS`)."""
-    now = demand.now
-    prompt = float(demand.prompt_tokens)  # the interpreter is slow only where ints meet floats
+    """Write each candidate's price to `cost` and its parts to `terms` (order of `TERMS`).
+
+    What does not depend on the request is in the rows already, see `refresh`.
+    """
+    prompt = float(demand.prompt_tokens)  # the interpreter is slow where ints meet floats
     output = float(demand.output_tokens)
     limit = TPOT_SHARE * demand.tpot_slo_s
-    displaced = EVICTION_WEIGHT * demand.hit_share * demand.hit_share
     decode_weight = DECODE_WEIGHT * output
     for row in rows:
-        engine = row.engine
         prefill = row.prefill_s
-        sequences = float(row.sequences)
         step = row.step_s
-        rho = row.rate
-        if rho:
-            rho *= exp((row.rate_at - now) / RATE_WINDOW_S)
-            rho = MAX_CONGESTION if rho > MAX_CONGESTION else rho  # noqa: FURB136 - twice as fast
-        stretch = 1.0 / (1.0 - rho)
-        add = engine.sequence_s + engine.context_token_s * prompt
-        loaded = (step + add) * stretch
+        add = row.sequence_s + row.context_token_s * prompt
+        loaded = step + add
         phi = loaded / limit if loaded < limit else 1.0
-
         queue = row.queue_s
-        congestion = prefill * rho * stretch
+        congestion = prefill * row.crowding
+        stall = prefill * row.stalled * phi
+        decode = decode_weight * phi * (step + row.sequences * add)
+        price = queue + prefill + congestion + stall + decode
         eviction = tpot = kv = slots = 0.0
         if row.oldest_use is not None:
-            eviction = prefill * displaced * exp((row.oldest_use - now) / EVICTION_AGE_S)
-        stall = prefill * STALL_WEIGHT * phi * sequences
-        decode = decode_weight * phi * stretch * (step + sequences * add)
+            displaced = EVICTION_WEIGHT * demand.hit_share * demand.hit_share
+            age = demand.now - row.oldest_use
+            eviction = prefill * displaced * exp(-age / EVICTION_AGE_S)
+            price += eviction
         if loaded > limit:
             tpot = TPOT_WEIGHT * output * (loaded - limit)
+            price += tpot
         excess = row.uncached_tokens + output - row.kv_room
         if excess > 0.0:
-            kv = output * step * stretch * excess / engine.kv_tokens
+            kv = output * step * excess / row.engine.kv_tokens
+            price += kv
         if row.slots_over > 0.0:
-            slots = output * step * stretch * row.slots_over / engine.max_sequences
-        row.cost = queue + prefill + congestion + eviction + stall + decode + (tpot + kv + slots)
+            slots = output * step * row.slots_over / row.engine.max_sequences
+            price += slots
+        row.cost = price
         row.terms = (queue, prefill, congestion, eviction, stall, decode, tpot, kv, slots)
 
 
-def refresh(row: Account) -> None:
-    """Recompute what prices read, after anything in the row's books or engine model changed.
+def refresh(row: Account, now: float) -> None:
+    """Recompute what prices read, after the row's books or engine model changed or time passed.
 
-    `kv_room` is what a request may add before the cache counts as full, `slots_over` by how much
-    one more sequence is too many. `load` is roughly what a small prefix-less request pays beyond its own prefill: it orders the
-    backends of a big pool, so that only the best of it need a full price.
+    `crowding` is rho / (1 - rho); the step time and its growth per sequence and context token are
+    stretched by 1 / (1 - rho); `stalled` weighs the streams a prefill holds up. `kv_room` is what a
+    request may add before the cache counts as full, `slots_over` by how much one more sequence is
+    too many. `load` is roughly what a small prefix-less request pays beyond its own prefill: it
+    orders the backends of a big pool, so that only the best of it need a full price.
     """
     engine = row.engine
-    sequences = row.in_flight + row.other_in_flight
-    context = row.context_tokens + row.other_context_tokens
+    rho = 0.0
+    row.fresh_until = inf
+    if row.rate:
+        rho = row.rate * exp((row.rate_at - now) / RATE_WINDOW_S)
+        rho = MAX_CONGESTION if rho > MAX_CONGESTION else rho  # noqa: FURB136 - twice as fast
+        row.fresh_until = now + CONGESTION_LIFE_S
+    stretch = 1.0 / (1.0 - rho)
+    sequences = float(row.in_flight + row.other_in_flight)
+    others = row.other_context_tokens
+    context = float(row.context_tokens + others)
+    step = engine.step_s + engine.sequence_s * sequences + engine.context_token_s * context
     row.sequences = sequences
     row.queue_s = queue = row.owed_ns * 1e-9 + row.other_owed_s
-    row.kv_room = KV_FULL * engine.kv_tokens - row.kv_tokens - row.other_context_tokens
-    row.slots_over = sequences + 1 - SLOTS_FULL * engine.max_sequences
-    row.step_s = engine.step_s + engine.sequence_s * sequences + engine.context_token_s * context
+    row.crowding = rho * stretch
+    row.stalled = STALL_WEIGHT * sequences
+    row.step_s = step * stretch
+    row.sequence_s = engine.sequence_s * stretch
+    row.context_token_s = engine.context_token_s * stretch
+    row.kv_room = KV_FULL * engine.kv_tokens - row.kv_tokens - others
+    row.slots_over = sequences + 1.0 - SLOTS_FULL * engine.max_sequences
     row.load = queue + 1e-3 * engine.slow * sequences + row.jitter
-    row.stale = False

@@ -16,7 +16,7 @@ from gateway.core.classify import Features
 from gateway.core.cost import MAX_CONGESTION
 from gateway.core.fleet import Fleet
 from gateway.core.learn import OutputLengths, learn_cache, learn_prefill, learn_tpot
-from gateway.core.ledger import Account, LedgerError, SilentPrefills
+from gateway.core.ledger import STALE, Account, LedgerError, SilentPrefills
 from gateway.core.policies import POLICIES, policy_named
 from gateway.core.pool import JITTER_S, Pool, fill
 from gateway.core.settings import CoreSettings, ModelSpec
@@ -38,6 +38,8 @@ NO_BACKEND_RETRY_S = 1.0
 # Learnt speeds become prices every so many finished requests of a pool.
 _CALIBRATE_EVERY = 16
 _OK = Outcome.OK
+# A prompt whose blocks hold about as many tokens as usual resizes no index.
+_LEAST_SAME, _MOST_SAME = 0.98, 1.02
 
 
 class Dispatcher:
@@ -229,7 +231,7 @@ class Dispatcher:
             return
         if row.snapshot is None or snapshot.at >= row.snapshot.at:
             self._fleet.observe(row, snapshot)
-            row.stale = True
+            row.fresh_until = STALE
 
     def set_up(self, backend: str, up: bool, now: float) -> None:  # noqa: ARG002 - every call takes now
         """Note whether the backend answers its health checks. Unknown names are ignored."""
@@ -307,7 +309,9 @@ class Dispatcher:
         hashes = chain.hashes
         if hashes:
             fleet = self._fleet
-            fleet.note_block_size(row, chain.tokens_per_block)
+            size, known = chain.tokens_per_block, row.tokens_per_block
+            if not _LEAST_SAME * known < size < _MOST_SAME * known:
+                fleet.note_block_size(row, size)
             ticket.visit = fleet.trie.insert(row.slot, hashes, now)
             row.oldest_use = fleet.trie.oldest_use(row.slot, row.full_blocks)
         if not query.stream:
@@ -381,7 +385,7 @@ class Dispatcher:
 
     def _refresh_all(self) -> None:
         for row in self._fleet.by_name.values():
-            row.stale = True
+            row.fresh_until = STALE
             row.jitter = self._rng.random() * JITTER_S
 
     def _bump(self, changed: bool) -> None:

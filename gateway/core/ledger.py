@@ -21,6 +21,9 @@ _CHECKPOINT_TOKENS = 1024
 # An engine under load prefills slower than alone; the extra covers network and one decode step.
 _SILENT_ALLOWANCE = 1.5
 _SILENT_EXTRA_S = 0.1
+# They are looked for this often at most: a fraction of any prefill worth telling apart.
+_SILENT_GRAIN_S = 0.01
+STALE = -inf
 
 
 class LedgerError(RuntimeError):
@@ -32,19 +35,22 @@ class Account:
 
     `depth` .. `terms` are scratch space of the decision in progress: the dispatcher fills them for
     the candidates, a policy writes `cost` and `terms`, and the next decision overwrites them.
-    `stale` = the sums that prices read no longer match the books; the next decision that looks at
-    this backend recomputes them (`cost.refresh`), so three changes cost one recomputation.
+    `fresh_until` is when the sums that prices read must be made anew (`cost.refresh`), by the next
+    decision that looks at this backend: STALE after any change, so three of them cost one refresh.
     """
 
     __slots__ = (
         "alone",
         "bit",
         "breaker",
+        "context_token_s",
         "context_tokens",
         "cost",
+        "crowding",
         "depth",
         "draining",
         "engine",
+        "fresh_until",
         "full_blocks",
         "hit_tokens",
         "hit_tokens_predicted",
@@ -73,11 +79,12 @@ class Account:
         "rate_at",
         "reported_waiting",
         "retired",
+        "sequence_s",
         "sequences",
         "slot",
         "slots_over",
         "snapshot",
-        "stale",
+        "stalled",
         "step_s",
         "terms",
         "tokens_per_block",
@@ -118,14 +125,10 @@ class Account:
         self.other_context_tokens = 0
         self.other_owed_s = 0.0
         # sums of the above that prices read (`cost.refresh`)
-        self.sequences = 0
-        self.queue_s = 0.0
-        self.step_s = 0.0
-        self.kv_room = 0.0
-        self.slots_over = 0.0
-        self.load = 0.0
-        self.jitter = 0.0
-        self.stale = False
+        self.sequences = self.queue_s = self.crowding = self.stalled = 0.0
+        self.step_s = self.sequence_s = self.context_token_s = 0.0
+        self.kv_room = self.slots_over = self.load = self.jitter = 0.0
+        self.fresh_until = STALE
         # the prefix index's view
         self.tokens_per_block = 0.0
         self.index_capacity_blocks = 0
@@ -164,7 +167,8 @@ class Account:
         if in_flight > self.peak_in_flight:  # noqa: PLR1730 - a third of the price of max
             self.peak_in_flight = in_flight
         self.unprefilled += 1
-        ticket.owes = self.stale = True
+        ticket.owes = True
+        self.fresh_until = STALE
         prefill_s = ticket.prefill_s
         chain = ticket.query.chain
         tokens = chain.tokens
@@ -187,7 +191,7 @@ class Account:
             raise LedgerError(f"ticket {ticket.id} is not on {self.name}")
         if not ticket.owes:
             return False
-        self.stale = True
+        self.fresh_until = STALE
         self._settle_prefill(ticket)
         return self.alone == ticket.id
 
@@ -196,7 +200,7 @@ class Account:
         if self.live.pop(ticket.id, None) is None:
             return False
         self.in_flight -= 1
-        self.stale = True
+        self.fresh_until = STALE
         if ticket.owes:
             self._settle_prefill(ticket)
         chain = ticket.query.chain
@@ -257,7 +261,7 @@ class SilentPrefills:
 
     They leave the books when they should be over by our own estimate; otherwise a backend that
     serves such requests would seem to owe all it has in flight. An entry outlives its request by
-    less than its estimate. `next_due` is when `due` has something to do: infinity for never.
+    less than its estimate. `next_due` is when to look again: infinity for never.
     """
 
     __slots__ = ("_added", "_heap", "next_due")
@@ -276,7 +280,8 @@ class SilentPrefills:
         due = now + _SILENT_ALLOWANCE * owed_s + _SILENT_EXTRA_S
         self._added += 1
         heappush(self._heap, (due, self._added, row, ticket))
-        self.next_due = min(self.next_due, due)
+        if due < self.next_due:  # noqa: PLR1730 - a third of the price of min
+            self.next_due = due
 
     def due(self, now: float) -> list[Account]:
         """Settle what should be over; return the backends whose books changed."""
@@ -284,10 +289,10 @@ class SilentPrefills:
         changed = []
         while heap and heap[0][0] <= now:
             _, _, row, ticket = heappop(heap)
-            if row.live.get(ticket.id) is ticket and ticket.owes:
+            if ticket.owes and row.live.get(ticket.id) is ticket:
                 row.prefilled(ticket)
                 changed.append(row)
-        self.next_due = heap[0][0] if heap else inf
+        self.next_due = max(heap[0][0], now + _SILENT_GRAIN_S) if heap else inf
         return changed
 
 

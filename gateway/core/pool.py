@@ -12,7 +12,7 @@ from gateway.core.cost import refresh
 from gateway.core.engine_model import calibrate
 from gateway.core.hot import HotPrefixes
 from gateway.core.learn import trust
-from gateway.core.ledger import Account
+from gateway.core.ledger import STALE, Account
 from gateway.core.settings import ModelSpec
 from gateway.core.types import Chain
 
@@ -99,7 +99,7 @@ class Pool:
             self.samples = samples
             calibrate([row.engine for row in self.rows])
             for row in self.rows:
-                row.stale = True
+                row.fresh_until = STALE
 
     def eligible(self, now: float, epoch: int) -> list[Account]:
         """Return the backends that may be chosen, in configured order; owned by the pool.
@@ -118,15 +118,17 @@ class Pool:
             self.epoch = epoch
         return self.candidates
 
-    def shortlist(self, held: list[tuple[int, int]], by_slot: dict[int, Account]) -> list[Account]:
+    def shortlist(
+        self, held: list[tuple[int, int]], by_slot: dict[int, Account], now: float
+    ) -> list[Account]:
         """Return the eligible backends worth a full price: the longest hits, then the least loaded.
 
         `held` is the prefix index's answer. Call after `eligible`.
         """
         ordered = self._ordered
         for row in ordered:
-            if row.stale:
-                refresh(row)
+            if now >= row.fresh_until:
+                refresh(row, now)
         ordered.sort(key=_by_load)
         chosen = ordered[:_LEAST_LOADED]
         taken = 0
@@ -157,25 +159,30 @@ def fill(
     books is brought up to date where it is stale.
     """
     prompt = chain.tokens or 1
+    length = float(prompt)
+    hits: Sequence[tuple[int, int, int]] = ()
+    if len(held) == 1:  # nearly always
+        ((blocks, mask),) = held
+        hits = ((mask, blocks, chain.hit_tokens(blocks)),)
+    elif held:
+        hits = [(mask, blocks, chain.hit_tokens(blocks)) for blocks, mask in held]
     for row in rows:
-        if row.stale:
-            refresh(row)
-        hit = depth = 0
-        for blocks, mask in held:
+        if now >= row.fresh_until:
+            refresh(row, now)
+        row.depth = row.hit_tokens = 0
+        row.uncached_tokens = prompt
+        left = length
+        for mask, blocks, hit in hits:
             if mask & row.bit:
-                depth = blocks
-                hit = chain.hit_tokens(blocks)
-                if row.trust != 1.0:
-                    hit = int(hit * trust(row, now))
+                likely = hit if row.trust == 1.0 else int(hit * trust(row, now))
+                uncached = prompt - likely if likely < prompt else 1
+                left = float(uncached)
+                row.depth = blocks
+                row.hit_tokens = likely
+                row.uncached_tokens = uncached
                 break
-        uncached = prompt - hit if hit < prompt else 1
         engine = row.engine
-        row.depth = depth
-        row.hit_tokens = hit
-        row.uncached_tokens = uncached
-        row.prefill_s = uncached * (
-            engine.prefill_token_s + engine.attention_s * (prompt - 0.5 * uncached)
-        )
+        row.prefill_s = left * (engine.prefill_token_s + engine.attention_s * (length - 0.5 * left))
 
 
 def _slots(mask: int) -> list[int]:

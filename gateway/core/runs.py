@@ -38,7 +38,7 @@ class Visit:
         """Leave the ring, and forget it: a held visit must not keep every later one alive."""
         self.older.newer = self.newer
         self.newer.older = self.older
-        self.newer = self.older = _NOBODY
+        self.newer = self.older = NOBODY
 
 
 class Node:
@@ -77,7 +77,7 @@ class Share:
 
 
 _NOWHERE: Final = Node(array("Q"), 0, None, {})
-_NOBODY: Final = Visit(float("-inf"), _NOWHERE)
+NOBODY: Final = Visit(float("-inf"), _NOWHERE)
 
 
 def common(run: "array[int]", hashes: "array[int]", at: int) -> int:

@@ -21,6 +21,7 @@ from typing import Final
 from gateway.core.runs import (
     BLOCK_BYTES,
     HOLDER_BYTES,
+    NOBODY,
     NODE_BYTES,
     VISIT_BYTES,
     Node,
@@ -177,7 +178,8 @@ class RadixTrie:
         self._visits += 1
         if share.blocks > share.capacity:
             self._evict(slot, share, share.blocks - share.capacity)
-        if self.bytes > self.max_bytes:
+        cells = self.total_blocks * BLOCK_BYTES + self._holders * HOLDER_BYTES
+        if cells + self.nodes * NODE_BYTES + self._visits * VISIT_BYTES > self.max_bytes:
             self._shrink()
         return visit
 
@@ -240,7 +242,9 @@ class RadixTrie:
                 share.blocks += length
                 self._holders += 1
             elif old.leaf is child:
-                old.leave()
+                old.older.newer = old.newer  # as `leave`
+                old.newer.older = old.older
+                old.newer = old.older = NOBODY
                 self._visits -= 1
             stamps[slot] = visit
             if len(kids) == 1 and node.mask == child.mask and node.stamps == child.stamps:

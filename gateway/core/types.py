@@ -84,8 +84,11 @@ class Chain(msgspec.Struct, frozen=True, gc=False):
 
     def hit_tokens(self, depth: int) -> int:
         """Return the tokens covered by the first `depth` blocks, at most `tokens`."""
-        widths = depth + max(0, depth - self.narrow_blocks)
-        return min(self.tokens, int(widths * self.tokens_per_block))
+        if depth > self.narrow_blocks:
+            depth += depth - self.narrow_blocks
+        covered = int(depth * self.tokens_per_block)
+        tokens = self.tokens
+        return covered if covered < tokens else tokens  # noqa: FURB136 - twice as fast
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):

@@ -55,7 +55,7 @@ def test_a_hot_prefix_is_computed_elsewhere_and_booked_at_its_real_price() -> No
     for _ in range(50):
         pool.hot.note(prompt.chain.hashes[99])
     home.other_in_flight = 20
-    refresh(home)
+    refresh(home, 0.0)
     assert made.choose(pool, prompt, Slo(), 0.0) is other
     assert made.reason == INVEST
     assert (other.depth, other.hit_tokens) == (0, 0)
@@ -69,7 +69,7 @@ def test_a_prefix_only_few_ask_for_stays_home() -> None:
     home = pool.rows[0]
     fleet.trie.insert(home.slot, query(SYSTEM).chain.hashes, 0.0)
     home.other_in_flight = 20
-    refresh(home)
+    refresh(home, 0.0)
     assert made.choose(pool, query(SYSTEM, ("user", 640)), Slo(), 0.0) is home
 
 
@@ -80,6 +80,6 @@ def test_in_a_big_pool_the_home_of_the_prefix_is_found() -> None:
     prompt = query(SYSTEM, ("user", 640))
     fleet.trie.insert(home.slot, prompt.chain.hashes, 0.0)
     home.other_in_flight = 3
-    refresh(home)
+    refresh(home, 0.0)
     assert made.choose(pool, prompt, Slo(), 0.0) is home
     assert len(made.rows) < 30

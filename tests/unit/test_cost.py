@@ -18,7 +18,7 @@ def priced(
     row: Account, wanted: Query = WANTED, *, depth: int = 0, now: float = 0.0
 ) -> dict[str, float]:
     """Price `wanted` on `row` alone; return the terms by name, and the total as `cost`."""
-    cost.refresh(row)
+    cost.refresh(row, now)
     fill([row], [(depth, row.bit)] if depth else [], wanted.chain, now)
     cost.score([row], demand(wanted, now), RNG)
     return {**dict(zip(cost.TERMS, row.terms, strict=True)), "cost": row.cost}
@@ -63,7 +63,7 @@ def test_every_term_equals_the_published_formula(tpot_slo: float) -> None:
     want = demand(WANTED, now)
     want.hit_share = 0.7
     want.tpot_slo_s = tpot_slo
-    cost.refresh(row)
+    cost.refresh(row, now)
     fill([row], [(depth, row.bit)], WANTED.chain, now)
     cost.score([row], want, RNG)
 
@@ -147,7 +147,7 @@ def test_others_on_the_engine_count_like_our_own() -> None:
 def test_load_orders_idle_before_busy_backends() -> None:
     rows = [account(), busy(2), busy(2, prefilled=False), busy(60, prefilled=False)]
     for row in rows:
-        cost.refresh(row)
+        cost.refresh(row, 0.0)
     loads = [row.load for row in rows]
     assert loads == sorted(loads)
     assert loads[0] == 0.0

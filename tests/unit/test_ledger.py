@@ -169,7 +169,7 @@ def test_a_silent_prefill_leaves_the_books_when_it_should_be_over() -> None:
     silent = SilentPrefills()
     ticket = ticket_for(query(*LONG, stream=False), row)
     row.place(ticket, 0.0)
-    refresh(row)
+    refresh(row, 0.0)
     silent.add(row, ticket, 0.0)
     assert silent.due(ticket.prefill_s) == []
     assert silent.due(10.0) == [row]

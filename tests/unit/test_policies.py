@@ -25,7 +25,7 @@ def rows(
             row.place(ticket, 0.0)
             if prefilled:
                 row.prefilled(ticket)
-        refresh(row)
+        refresh(row, 0.0)
     fill(
         made, [(depth, row.bit) for row, depth in zip(made, hits, strict=False)], WANTED.chain, 0.0
     )

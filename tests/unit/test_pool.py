@@ -55,9 +55,9 @@ def test_the_shortlist_has_the_longest_hits_and_the_least_loaded() -> None:
     made = pool(100)
     for row in made.rows:
         row.other_in_flight = 100 - row.slot
-        refresh(row)
+        refresh(row, 0.0)
     made.eligible(0.0, 1)
-    chosen = slots(made.shortlist([(3, 0b1110), (9, 1)], by_slot(made)))
+    chosen = slots(made.shortlist([(3, 0b1110), (9, 1)], by_slot(made), 0.0))
     assert {0, 1, 2, 3} <= set(chosen)
     assert set(range(84, 100)) <= set(chosen)
     assert len(chosen) == len(set(chosen)) == 20
@@ -67,9 +67,9 @@ def test_of_many_homes_the_least_loaded_are_on_the_shortlist() -> None:
     made = pool(100)
     for row in made.rows:
         row.other_in_flight = row.slot if row.slot >= 50 else 200 - row.slot
-        refresh(row)
+        refresh(row, 0.0)
     made.eligible(0.0, 1)
-    chosen = slots(made.shortlist([(9, (1 << 50) - 1)], by_slot(made)))
+    chosen = slots(made.shortlist([(9, (1 << 50) - 1)], by_slot(made), 0.0))
     assert set(chosen) == set(range(50, 66)) | set(range(42, 50))
 
 
@@ -78,9 +78,9 @@ def test_an_ineligible_home_is_not_on_the_shortlist() -> None:
     made.rows[59].up = False
     for row in made.rows:
         row.other_in_flight = row.slot
-        refresh(row)
+        refresh(row, 0.0)
     made.eligible(0.0, 1)
-    chosen = slots(made.shortlist([(9, 1 << 59 | 1 << 58)], by_slot(made)))
+    chosen = slots(made.shortlist([(9, 1 << 59 | 1 << 58)], by_slot(made), 0.0))
     assert 58 in chosen
     assert 59 not in chosen
 

@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench lock reference e2e-vllm clean
+.PHONY: help demo test check format bench bench-core lock reference e2e-vllm clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -38,7 +38,11 @@ e2e-vllm: $(STAMP) ## the end-to-end tests on two real vLLM replicas on the CPU 
 	$(PYTHON) tests/engines/install_vllm.py --venv $(VLLM)
 	E2E_VLLM_PYTHON=$(CURDIR)/$(VLLM)/bin/python $(BIN)/python -m pytest -m vllm $(PYTEST_ARGS)
 
-bench: $(STAMP) ## what the index and a decision cost on this machine, beside their budgets
+bench: $(STAMP) ## CPU time per request and per chunk beside nginx, haproxy and two Rust routers
+	loadtest/bench/install_peers.sh
+	$(BIN)/python -m loadtest.bench.run --json .cache/bench/bench.json $(BENCH_ARGS)
+
+bench-core: $(STAMP) ## what the index and a decision cost on this machine, beside their budgets
 	$(BIN)/python -m loadtest.bench_index
 	$(BIN)/python -m loadtest.bench_decide
 

@@ -1,23 +1,77 @@
-"""What one decision costs in CPU: `python -m loadtest.bench_decide`. Prints figures, judges nothing.
+"""What the core's steps cost in CPU: `python -m loadtest.bench_decide`. Prints figures, judges nothing.
 
-Every request shares half of its prompt with all others; each backend has about 12 in flight. Only
-`admit` is timed (process CPU time, the median of rounds), `finish` runs beside it.
+First a request's whole way through the core at 2 backends (a conversation of `--size` bytes in
+`--turns` turns, 16 in flight), then `admit` and the end alone per policy and pool size, with about
+12 in flight on each backend. Process CPU time of batches; the lower quartile of the rounds, because
+a busy machine only ever adds.
 """
 
 import argparse
 from array import array
+from collections.abc import Callable, Iterable
 from random import Random
-from statistics import median
+from statistics import quantiles
 from time import process_time
+from typing import Any
 
+from gateway.core.classify import Features
 from gateway.core.dispatcher import Dispatcher
 from gateway.core.policies import POLICIES
-from gateway.core.settings import BackendSpec, ClassSpec, CoreSettings, ModelSpec, RoutingSpec
-from gateway.core.types import Chain, Finish, Outcome, Query, Ticket, Usage
+from gateway.core.prompter import BytePrompter
+from gateway.core.request import parse_json
+from gateway.core.settings import (
+    BackendSpec,
+    ClassSpec,
+    CoreSettings,
+    MatchRule,
+    ModelSpec,
+    RoutingSpec,
+)
+from gateway.core.types import Api, Chain, Finish, Outcome, Query, Ticket, Usage
+from loadtest.bench.load import conversation
 
 _ROUND = 100
 _PER_BACKEND = 12
+_BATCH = 16
+_CONVERSATIONS = 64
 _DONE = Finish(Outcome.OK, True, Usage(2600, 200, None), 200)
+_AGENTS = ("claude-cli*", "codex*", "cline*", "aider*", "continue*", "opencode*")
+_CLASSES = (
+    ClassSpec(
+        "coding",
+        (
+            MatchRule(path=Api.MESSAGES.value),
+            MatchRule(tools=True),
+            MatchRule(min_prompt_tokens=8000),
+            *[MatchRule(user_agent=agent) for agent in _AGENTS],
+        ),
+    ),
+    ClassSpec("chat", default=True),
+)
+
+
+class Stopwatch:
+    """Microseconds per item of each step, the lower quartile of its rounds."""
+
+    def __init__(self) -> None:
+        self._rounds: dict[str, list[float]] = {}
+
+    def run(self, step: str, work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+        """Time `work` over all items and return its results."""
+        batch = list(items)
+        start = process_time()
+        results = [work(item) for item in batch]
+        spent = process_time() - start
+        if batch:
+            self._rounds.setdefault(step, []).append(1e6 * spent / len(batch))
+        return results
+
+    def figures(self) -> dict[str, float]:
+        """Return what each step costs; the first tenth of the rounds was warming up."""
+        return {
+            step: quantiles(rounds[len(rounds) // 10 :], n=4)[0]
+            for step, rounds in self._rounds.items()
+        }
 
 
 def settings(count: int, policy: str) -> CoreSettings:
@@ -25,9 +79,42 @@ def settings(count: int, policy: str) -> CoreSettings:
     return CoreSettings(
         models=(ModelSpec("m", names),),
         backends=tuple(BackendSpec(name) for name in names),
-        classes=(ClassSpec("chat", default=True),),
+        classes=_CLASSES,
         routing=RoutingSpec(policy=policy),
     )
+
+
+def life(size: int, turns: int, rounds: int, *, stream: bool) -> dict[str, float]:
+    """Return the microseconds of every step of a request at 2 backends."""
+    core = Dispatcher(settings(2, "cost"), Random(1), 0.0)
+    prompter = BytePrompter(1)
+    watch = Stopwatch()
+    options = b',"stream":true' if stream else b""
+    bodies = [conversation(size, turns, seed, options) for seed in range(_CONVERSATIONS)]
+    agent = "OpenAI/Python 3.57.0 "
+    tokens = size // 4
+    for turn in range(rounds):
+        now = turn * 0.01
+        batch = [bodies[(turn * _BATCH + i) % _CONVERSATIONS] for i in range(_BATCH)]
+        parsed = watch.run("parse", lambda body: parse_json(Api.CHAT, body), batch)
+        chains = watch.run("chain", prompter.chain, parsed)
+        seen = [
+            Features(Api.CHAT.value, False, chain.tokens, agent.strip(), model="m")
+            for chain in chains
+        ]
+        verdicts = watch.run("classify", core.classify, seen)
+        queries = [
+            Query("m", cls, chain, 250, None, rule, None, stream)
+            for chain, (cls, rule) in zip(chains, verdicts, strict=True)
+        ]
+        done = Finish(Outcome.OK, True, Usage(tokens, 40, None), 40, now + 0.5)
+        tickets = watch.run("admit", lambda query, at=now: core.admit(query, at), queries)
+        named = [(f"{turn}-{i}", ticket) for i, ticket in enumerate(tickets)]
+        watch.run("remember", lambda pair, at=now: core.remember(*pair, at), named)
+        watch.run("first_token", lambda t, at=now: core.first_token(t, at + 0.002), tickets)
+        watch.run("finish", lambda t, at=now, end=done: core.finish(t, end, at + 0.005), tickets)
+        watch.run("learn", lambda c: prompter.learn("m", "chat", c, tokens), chains)
+    return watch.figures()
 
 
 def queries(count: int, rng: Random) -> list[Query]:
@@ -39,46 +126,51 @@ def _hashes(common: list[int], rng: Random) -> "array[int]":
     return array("Q", common + [rng.getrandbits(64) for _ in range(20)])
 
 
-def admit_us(count: int, policy: str, rounds: int) -> tuple[float, float]:
-    """Return (median microseconds of `admit`, of first_token + finish) at `count` backends."""
+def pool(count: int, policy: str, rounds: int) -> dict[str, float]:
+    """Return the microseconds of `admit`, `first_token` and `finish` at `count` backends.
+
+    Every request shares half of its prompt with the others of its round.
+    """
     rng = Random(1)
-    dispatcher = Dispatcher(settings(count, policy), rng, 0.0)
+    core = Dispatcher(settings(count, policy), rng, 0.0)
     live: list[Ticket] = []
-    admits, ends = [], []
-    now = 0.0
+    watch = Stopwatch()
     warm = count * _PER_BACKEND // _ROUND + 5
     for turn in range(rounds + warm):
-        batch = queries(_ROUND, rng)
-        now += 1.0
-        start = process_time()
-        tickets = [dispatcher.admit(query, now) for query in batch]
-        middle = process_time()
-        live += [ticket for ticket in tickets if isinstance(ticket, Ticket)]
+        if turn == warm:
+            watch = Stopwatch()
+        now = 1.0 + turn
+        live += watch.run(
+            "admit", lambda query, at=now: core.admit(query, at), queries(_ROUND, rng)
+        )
         leaving = live[: max(0, len(live) - count * _PER_BACKEND)]
         del live[: len(leaving)]
-        begin = process_time()
-        for ticket in leaving:
-            dispatcher.first_token(ticket, now)
-            dispatcher.finish(ticket, _DONE, now)
-        end = process_time()
-        if turn >= warm:
-            admits.append((middle - start) / _ROUND)
-            ends.append((end - begin) / max(1, len(leaving)))
-    return 1e6 * median(admits), 1e6 * median(ends)
+        watch.run("first_token", lambda ticket, at=now: core.first_token(ticket, at), leaving)
+        watch.run("finish", lambda ticket, at=now: core.finish(ticket, _DONE, at), leaving)
+    return watch.figures()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--policy", action="append", choices=list(POLICIES))
+    parser.add_argument("--size", type=int, default=1024)
+    parser.add_argument("--turns", type=int, default=1)
+    parser.add_argument("--stream", action="store_true")
+    parser.add_argument("--policy", action="append", choices=[*POLICIES, "none"])
     arguments = parser.parse_args()
+    steps = life(arguments.size, arguments.turns, 10 * arguments.rounds, stream=arguments.stream)
+    for step, cost in (*steps.items(), ("sum", sum(steps.values()))):
+        print(f"{step:<16}{cost:>8.2f}us")
     sizes = (1, 8, 64, 256)
-    print("policy".ljust(16) + "".join(f"{size:>10}" for size in sizes) + "   256/8   end@8")
-    for policy in arguments.policy or list(POLICIES):
-        figures = [admit_us(size, policy, arguments.rounds) for size in sizes]
-        cells = "".join(f"{admit:>8.1f}us" for admit, _ in figures)
-        ratio = figures[3][0] / figures[1][0]
-        print(f"{policy:<16}{cells}{ratio:>8.1f}{figures[1][1]:>6.1f}us", flush=True)
+    policies = [name for name in arguments.policy or POLICIES if name != "none"]
+    if policies:
+        print("\nadmit".ljust(17) + "".join(f"{size:>10}" for size in sizes) + "   256/8   end@8")
+    for policy in policies:
+        figures = [pool(size, policy, arguments.rounds) for size in sizes]
+        cells = "".join(f"{figure['admit']:>8.1f}us" for figure in figures)
+        ratio = figures[3]["admit"] / figures[1]["admit"]
+        end = figures[1]["first_token"] + figures[1]["finish"]
+        print(f"{policy:<16}{cells}{ratio:>8.1f}{end:>6.1f}us", flush=True)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ with only a name refers to one defined elsewhere.
 """
 
 from collections.abc import Iterator, Mapping
-from urllib.parse import urlsplit
 
 import msgspec
 import xxhash
@@ -34,14 +33,6 @@ def address(backend: BackendConfig) -> str | None:
     return None
 
 
-def default_name(backend: BackendConfig) -> str:
-    """Return the name of a backend that was given none: host:port, or the DNS name."""
-    if backend.url is None:
-        return backend.dns or backend.name or ""
-    netloc = urlsplit(backend.url).netloc
-    return netloc or backend.url
-
-
 class Names:
     """The name of every listing of one configuration."""
 
@@ -51,13 +42,32 @@ class Names:
             where = address(backend)
             if where is not None and backend.name is not None:
                 self._by_address.setdefault(where, backend.name)
+        self._name_the_rest(config)
 
     def of(self, backend: BackendConfig) -> str:
         """Return the name of the backend that a listing means."""
         where = address(backend)
         if where is None:
             return backend.name or ""
-        return self._by_address.get(where) or default_name(backend)
+        return self._by_address[where]
+
+    def _name_the_rest(self, config: Config) -> None:
+        """Number the backends that were given no name: clients must never see an address."""
+        taken = set(self._by_address.values())
+        for number, backend in enumerate(self._unnamed(config), 1):
+            name = f"backend-{number}"
+            while name in taken:
+                name += "_"
+            taken.add(name)
+            self._by_address[address(backend) or ""] = name
+
+    def _unnamed(self, config: Config) -> list[BackendConfig]:
+        found: dict[str, BackendConfig] = {}
+        for _, backend in occurrences(config):
+            where = address(backend)
+            if where is not None and where not in self._by_address:
+                found.setdefault(where, backend)
+        return list(found.values())
 
 
 def backends_of(config: Config) -> list[BackendConfig]:

@@ -60,7 +60,9 @@ class BackendConfig(_Section, frozen=True):
     name: Annotated[
         str | None,
         Key(
-            "Name shown in headers, metrics and status. None = host:port.", form="name", example="a"
+            "Name shown in headers, metrics and status. None = backend-1, backend-2, ...",
+            form="name",
+            example="a",
         ),
     ] = None
     url: Annotated[

@@ -1,7 +1,7 @@
 """The gateway's own work per request, without sockets: what profilers and counters are run on.
 
-    python -m loadtest.bench.inprocess [SIZE TURNS [COUNT]]        prints microseconds per request
-    python -m loadtest.bench.inprocess --profile 1024 1 5000       the same under cProfile
+Prints microseconds of CPU per request: `python -m loadtest.bench.inprocess [SIZE TURNS [COUNT]]`;
+`--events N` streams N chunks per request and prints the cost of one; `--profile` runs cProfile.
 """
 
 import argparse
@@ -70,7 +70,11 @@ def build(backends: int) -> tuple[Handler, Listener]:
     rng = random.Random(1)
     names = [f"b{i}" for i in range(backends)]
     agents = ("claude-cli*", "codex*", "cline*", "aider*", "continue*", "opencode*")
-    rules = [MatchRule(path="/v1/messages"), MatchRule(tools=True), MatchRule(min_prompt_tokens=8000)]
+    rules = [
+        MatchRule(path="/v1/messages"),
+        MatchRule(tools=True),
+        MatchRule(min_prompt_tokens=8000),
+    ]
     coding = ClassSpec("coding", (*rules, *(MatchRule(user_agent=a) for a in agents)))
     settings = CoreSettings(
         models=(ModelSpec("m", tuple(names)),),
@@ -81,10 +85,14 @@ def build(backends: int) -> tuple[Handler, Listener]:
     telemetry = Telemetry(dispatcher, clock=clock, version="bench")
     telemetry.set_labels(["coding", "chat"], ["m"], names)
     upstreams = Upstreams()
-    upstreams.replace([UpstreamSpec(name, f"http://127.0.0.1:{9000 + i}") for i, name in enumerate(names)])
+    upstreams.replace(
+        [UpstreamSpec(name, f"http://127.0.0.1:{9000 + i}") for i, name in enumerate(names)]
+    )
     config = Config()
     prompter = BytePrompter(1)
-    parts = Parts(config, dispatcher, telemetry, upstreams, Catalog(clock), {}, prompter, clock, rng)
+    parts = Parts(
+        config, dispatcher, telemetry, upstreams, Catalog(clock), {}, prompter, clock, rng
+    )
     handler = Handler(parts)
     return handler, Listener(handler, config.limits, config.timeouts, clock)
 
@@ -112,7 +120,9 @@ async def run(size: int, turns: int, count: int, events: int) -> float:
     requests = [load.request(load.conversation(size, turns, i, options)) for i in range(64)]
     pieces = [requests[i % 64] for i in range(count)]
     stream = [_HEAD, *([_EVENT] * events), _LAST] if events else [_ANSWER]
-    gc.collect(); gc.freeze(); gc.set_threshold(100_000, 50, 100)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
     start = time.process_time()
     for data in pieces:
         client.data_received(data)

@@ -3,14 +3,39 @@
 import asyncio
 import random
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import httptools
 
 WORDS = (
-    "the quick brown fox jumps over a lazy dog while engineers argue about cache lines and "
-    "scheduling policies for large language models served on many accelerators"
-).split()
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "a",
+    "lazy",
+    "dog",
+    "while",
+    "engineers",
+    "argue",
+    "about",
+    "cache",
+    "lines",
+    "and",
+    "scheduling",
+    "policies",
+    "for",
+    "large",
+    "language",
+    "models",
+    "served",
+    "on",
+    "many",
+    "accelerators",
+)
 
 
 def conversation(size: int, turns: int, seed: int, options: bytes) -> bytes:
@@ -84,7 +109,7 @@ class Client(asyncio.Protocol):
             self.tally.first_s.append(self.loop.time() - self.sent_at)
 
     def on_message_complete(self) -> None:
-        if self.parser.get_status_code() == 200:  # noqa: PLR2004
+        if self.parser.get_status_code() == 200:
             self.tally.answers += 1
         else:
             self.tally.errors += 1
@@ -102,9 +127,8 @@ async def run_clients(port: int, requests: list[list[bytes]], each: int) -> Tall
     tally = Tally()
     clients = []
     for own in requests:
-        _, client = await loop.create_connection(
-            lambda own=own: Client(own, each, tally), "127.0.0.1", port
-        )
+        factory = partial(Client, own, each, tally)
+        _, client = await loop.create_connection(factory, "127.0.0.1", port)
         clients.append(client)
     await asyncio.gather(*(client.done for client in clients))
     return tally

@@ -99,7 +99,7 @@ def spawn(name: str, command: list[str], port: int, core: int) -> Peer | None:
     """Start a command that will listen on `port`, pinned to `core`."""
     log = tempfile.NamedTemporaryFile(prefix=f"bench-{name}-", suffix=".log", delete=False)  # noqa: SIM115
     process = subprocess.Popen(
-        ["taskset", "-c", str(core), *command],
+        [shutil.which("taskset") or "/usr/bin/taskset", "-c", str(core), *command],
         stdout=log,
         stderr=log,
         stdin=subprocess.DEVNULL,

@@ -6,7 +6,6 @@ within one run mean anything.
 """
 
 import argparse
-import asyncio
 import os
 import statistics
 import subprocess
@@ -49,7 +48,7 @@ def whole(size: int, turns: int, each: int, connections: int = 16) -> Callable[[
 
     def run(peer: Peer) -> Unit:
         before = peer.cpu_s()
-        tally = asyncio_run(load.run_clients(peer.port, requests, each))
+        tally = uvloop.run(load.run_clients(peer.port, requests, each))
         return peer.cpu_s() - before, tally.answers, tally.errors
 
     return run
@@ -62,20 +61,18 @@ def streams(count: int, events: int, pace_us: int) -> Callable[[Peer], Unit]:
 
     def run(peer: Peer) -> Unit:
         before = peer.cpu_s()
-        tally = asyncio_run(load.run_clients(peer.port, requests, 1))
+        tally = uvloop.run(load.run_clients(peer.port, requests, 1))
         return peer.cpu_s() - before, tally.chunks, tally.errors
 
     return run
 
 
-def asyncio_run(coro: object) -> load.Tally:
-    """Run a load on a loop of its own."""
-    return uvloop.run(coro)  # type: ignore[arg-type]
-
-
 def cases(scale: float) -> list[Case]:
     """Return the table's rows; `scale` shortens or lengthens them."""
-    n = lambda count: max(2, int(count * scale))  # noqa: E731
+
+    def n(count: int) -> int:
+        return max(2, int(count * scale))
+
     return [
         Case("chat 1 KB, whole", "request", 4.0, whole(1024, 1, n(250))),
         Case("chat 32 KB (8 turns), whole", "request", 4.0, whole(32 * 1024, 8, n(100))),
@@ -106,9 +103,9 @@ def added_ttft(chosen: list[Peer], direct: int, per_s: float, seconds: float) ->
     base: list[float] = []
     found: dict[str, list[float]] = {peer.name: [] for peer in chosen}
     for _ in range(3):
-        base += asyncio_run(load.run_rate(direct, requests, per_s, seconds)).first_s
+        base += uvloop.run(load.run_rate(direct, requests, per_s, seconds)).first_s
         for peer in chosen:
-            tally = asyncio_run(load.run_rate(peer.port, requests, per_s, seconds))
+            tally = uvloop.run(load.run_rate(peer.port, requests, per_s, seconds))
             found[peer.name] += tally.first_s
     own = statistics.median(base)
     return {name: 1000 * (statistics.median(t) - own) for name, t in found.items() if t}

@@ -95,11 +95,7 @@ class Replica:
     engine: str
     url: str
     pid: int
-
-    @property
-    def address(self) -> str:
-        """Return host:port."""
-        return urlsplit(self.url).netloc
+    name: str  # what the gateway calls it when it is the n-th `--backend`
 
     def metric(self, name: str) -> float:
         """Return a metric's sum over its labels; a counter's name may lack `_total`."""
@@ -176,10 +172,11 @@ def start_fleet(
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as manager:
         try:
             assert manager.stdout is not None
-            replicas = []
+            replicas: list[Replica] = []
             for line in manager.stdout:
                 _, _, url, pid, _ = line.split()
-                replicas.append(Replica(engine, url, int(pid)))
+                name = f"backend-{len(replicas) + 1}"
+                replicas.append(Replica(engine, url, int(pid), name))
                 if len(replicas) == count:
                     break
             assert len(replicas) == count, f"an engine did not start: see {log_dir}"

@@ -160,7 +160,7 @@ def test_every_answer_carries_the_gateways_headers(gateway: Gateway, fleet: Flee
     url = gateway.url + "/v1/chat/completions"
     headers = fetch(url, method="POST", body=chat(HELLO)).headers
 
-    assert headers["x-gateway-backend"] in {replica.address for replica in fleet.replicas}
+    assert headers["x-gateway-backend"] in {replica.name for replica in fleet.replicas}
     assert headers["x-gateway-class"] in {"coding", "chat"}
     assert headers["x-gateway-policy"] == "cost"
     assert re.fullmatch(r"\d+/[1-9]\d*", headers["x-gateway-prefix"])

@@ -14,4 +14,4 @@ def test_locusts_users_are_all_served_through_the_gateway(gateway: Gateway, flee
         assert rows["TTFT", name]["num_requests"] == asked
         assert rows["ITL", name]["num_requests"] > asked
     served = {row["backend"] for row, count in gateway.metrics()["gateway_requests_total"] if count}
-    assert {replica.address for replica in fleet.replicas} <= served
+    assert {replica.name for replica in fleet.replicas} <= served

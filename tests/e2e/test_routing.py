@@ -66,7 +66,7 @@ def test_second_turns_return_to_the_warm_replica(gateway: Gateway, fleet: Fleet)
     talks = [opening(1000 + i) for i in range(CONVERSATIONS)]
     with ThreadPoolExecutor(CONVERSATIONS) as pool:  # a burst: no replica could take it all as soon
         first = list(pool.map(lambda messages: turn(gateway, messages), talks))
-    assert {answered.backend for answered in first} == {r.address for r in fleet.replicas}
+    assert {answered.backend for answered in first} == {r.name for r in fleet.replicas}
     for messages, answered in zip(talks, first, strict=True):
         messages.append({"role": "assistant", "content": answered.text})
         messages.append({"role": "user", "content": "And who closes it when the client leaves?"})
@@ -124,7 +124,7 @@ def test_status_has_every_key_of_the_contract(gateway: Gateway, fleet: Fleet) ->
     assert {"version", "uptime_s", "policy", "models", "classes"} <= status.keys()
     assert status["policy"] == "cost"
     rows = gateway.backends()
-    assert rows.keys() == {replica.address for replica in fleet.replicas}
+    assert rows.keys() == {replica.name for replica in fleet.replicas}
     for row in rows.values():
         assert row["up"] is True
         assert row["draining"] is False

@@ -27,7 +27,7 @@ def flood(url: str) -> Iterator[list["Future[Answer]"]]:
 def test_another_clients_load_on_vllm_is_seen_by_the_gateway(
     gateway: Gateway, fleet: Fleet
 ) -> None:
-    busy, calm = (replica.address for replica in fleet.replicas)
+    busy, calm = (replica.name for replica in fleet.replicas)
 
     with flood(fleet.urls[0]) as answers:
         seen = eventually(
@@ -52,7 +52,7 @@ def test_vllm_metrics_carry_kv_use_and_queue_depth_of_every_replica(
 ) -> None:
     rows = gateway.metrics()
 
-    names = {replica.address for replica in fleet.replicas}
+    names = {replica.name for replica in fleet.replicas}
     for metric in ("gateway_backend_kv_utilization", "gateway_backend_queue_depth"):
         assert {labels["backend"] for labels, _ in rows[metric]} == names
 

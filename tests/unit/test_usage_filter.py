@@ -1,4 +1,5 @@
 import re
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +27,7 @@ def test_only_the_usage_event_goes_in_any_split(events: list[bytes], data: st.Da
     stream = b"".join(events)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
     edges = [0, *cuts, len(stream)]
-    pieces = [stream[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    pieces = [stream[a:b] for a, b in pairwise(edges)]
 
     assert run(pieces) == b"".join(event for event in events if event != USAGE)
 

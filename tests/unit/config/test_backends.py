@@ -28,7 +28,7 @@ def test_a_backend_of_two_models_is_one_with_all_that_was_stated(tmp_path: Path)
     assert [(b.name, b.url, b.engine, b.api_key_env) for b in backends] == [
         ("a", "http://h:1", "auto", "KEY"),
         ("b", "http://h:2", "vllm", None),
-        ("[::1]:3", "http://[::1]:3", "auto", None),
+        ("backend-1", "http://[::1]:3", "auto", None),
     ]
 
 
@@ -39,10 +39,13 @@ def test_models_name_their_backends_alike(tmp_path: Path) -> None:
     assert [backend_names(model, names) for model in config.models] == [("a", "b"), ("a", "b")]
 
 
-def test_an_unnamed_backend_is_called_host_and_port() -> None:
-    config = Config(backends=[BackendConfig(url="http://127.0.0.1:8001")])
+def test_unnamed_backends_are_numbered_and_do_not_tell_their_address() -> None:
+    urls = ["http://127.0.0.1:8001", "http://127.0.0.1:8002"]
+    named = BackendConfig(name="backend-1", url="http://h:1")
+    config = Config(backends=[*(BackendConfig(url=url) for url in urls), named])
 
-    assert [backend.name for backend in backends_of(config)] == ["127.0.0.1:8001"]
+    names = [backend.name for backend in backends_of(config)]
+    assert names == ["backend-1_", "backend-2", "backend-1"]
 
 
 def _pool() -> Config:

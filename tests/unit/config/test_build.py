@@ -102,8 +102,8 @@ index: {max_mib: 3, block_bytes: 64}
 def test_every_model_names_backends_that_exist() -> None:
     config = Config(backends=[BackendConfig(url="http://h:1")])
 
-    settings = core_settings(config, {"m": ("h:1",)})
+    settings = core_settings(config, {"m": ("backend-1",)})
 
     names = {backend.name for backend in settings.backends}
     assert all(set(model.backends) <= names for model in settings.models)
-    assert settings.models[0].backends == ("h:1",)
+    assert settings.models[0].backends == ("backend-1",)

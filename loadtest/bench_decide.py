@@ -56,11 +56,13 @@ class Stopwatch:
     def __init__(self) -> None:
         self._rounds: dict[str, list[float]] = {}
 
-    def run(self, step: str, work: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-        """Time `work` over all items and return its results."""
+    def run(
+        self, step: str, work: Callable[..., Any], items: Iterable[tuple[Any, ...]]
+    ) -> list[Any]:
+        """Time `work` over the argument tuples and return its results."""
         batch = list(items)
         start = process_time()
-        results = [work(item) for item in batch]
+        results = [work(*item) for item in batch]
         spent = process_time() - start
         if batch:
             self._rounds.setdefault(step, []).append(1e6 * spent / len(batch))
@@ -96,24 +98,26 @@ def life(size: int, turns: int, rounds: int, *, stream: bool) -> dict[str, float
     for turn in range(rounds):
         now = turn * 0.01
         batch = [bodies[(turn * _BATCH + i) % _CONVERSATIONS] for i in range(_BATCH)]
-        parsed = watch.run("parse", lambda body: parse_json(Api.CHAT, body), batch)
-        chains = watch.run("chain", prompter.chain, parsed)
+        parsed = watch.run("parse", parse_json, [(Api.CHAT, body) for body in batch])
+        chains = watch.run("chain", prompter.chain, [(request,) for request in parsed])
         seen = [
-            Features(Api.CHAT.value, False, chain.tokens, agent.strip(), model="m")
+            Features(
+                Api.CHAT.value, tools=False, prompt_tokens=chain.tokens, user_agent=agent.strip()
+            )
             for chain in chains
         ]
-        verdicts = watch.run("classify", core.classify, seen)
-        queries = [
+        verdicts = watch.run("classify", core.classify, [(features,) for features in seen])
+        asked = [
             Query("m", cls, chain, 250, None, rule, None, stream)
             for chain, (cls, rule) in zip(chains, verdicts, strict=True)
         ]
-        done = Finish(Outcome.OK, True, Usage(tokens, 40, None), 40, now + 0.5)
-        tickets = watch.run("admit", lambda query, at=now: core.admit(query, at), queries)
-        named = [(f"{turn}-{i}", ticket) for i, ticket in enumerate(tickets)]
-        watch.run("remember", lambda pair, at=now: core.remember(*pair, at), named)
-        watch.run("first_token", lambda t, at=now: core.first_token(t, at + 0.002), tickets)
-        watch.run("finish", lambda t, at=now, end=done: core.finish(t, end, at + 0.005), tickets)
-        watch.run("learn", lambda c: prompter.learn("m", "chat", c, tokens), chains)
+        done = Finish(Outcome.OK, True, Usage(tokens, 40, None), 40, now + 0.005)
+        tickets = watch.run("admit", core.admit, [(query, now) for query in asked])
+        named = [(f"{turn}-{i}", ticket, now) for i, ticket in enumerate(tickets)]
+        watch.run("remember", core.remember, named)
+        watch.run("first_token", core.first_token, [(ticket, now + 0.002) for ticket in tickets])
+        watch.run("finish", core.finish, [(ticket, done, now + 0.005) for ticket in tickets])
+        watch.run("learn", prompter.learn, [("m", "chat", chain, tokens) for chain in chains])
     return watch.figures()
 
 
@@ -140,13 +144,11 @@ def pool(count: int, policy: str, rounds: int) -> dict[str, float]:
         if turn == warm:
             watch = Stopwatch()
         now = 1.0 + turn
-        live += watch.run(
-            "admit", lambda query, at=now: core.admit(query, at), queries(_ROUND, rng)
-        )
+        live += watch.run("admit", core.admit, [(query, now) for query in queries(_ROUND, rng)])
         leaving = live[: max(0, len(live) - count * _PER_BACKEND)]
         del live[: len(leaving)]
-        watch.run("first_token", lambda ticket, at=now: core.first_token(ticket, at), leaving)
-        watch.run("finish", lambda ticket, at=now: core.finish(ticket, _DONE, at), leaving)
+        watch.run("first_token", core.first_token, [(ticket, now) for ticket in leaving])
+        watch.run("finish", core.finish, [(ticket, _DONE, now) for ticket in leaving])
     return watch.figures()
 
 

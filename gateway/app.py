@@ -153,7 +153,7 @@ class App:
         """Read the configuration again and take it whole, or keep the old one and say why."""
         async with self._reloading:
             try:
-                loaded = self._source.load()
+                loaded = await asyncio.to_thread(self._source.load)
                 await self._resolve_names(loaded.config)
                 self._apply(loaded.config)
             except ConfigErrors as errors:

@@ -2,7 +2,9 @@
 
 import argparse
 import asyncio
+import contextlib
 import logging
+import resource
 import signal
 import sys
 
@@ -64,9 +66,18 @@ def run(args: argparse.Namespace) -> int:
     if not (config.backends or config.models):
         print("no backends: give a CONFIG or --backend URL", file=sys.stderr)
         return 2
+    _raise_file_limit()
     for warning in loaded.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     return uvloop.run(_serve(source, loaded))
+
+
+def _raise_file_limit() -> None:
+    """Allow as many open files as the system lets us: a stream takes two."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _overrides(args: argparse.Namespace) -> list[str]:

@@ -25,6 +25,8 @@ _MAX_SLOW = 6.0
 _MAX_JUMP = 4.0
 _DOWN_WEIGHT, _UP_WEIGHT = 0.2, 0.02
 _POOL_SAME = 2.0
+# Share of a backend's believed slowness that is left after each calibration without a sample of it.
+_DOUBT = 0.25
 # From a laptop CPU (prefill 500 times slower than the prior's GPU) to hardware ten times faster.
 _MIN_SCALE, _MAX_SCALE = 0.05, 2000.0
 
@@ -37,6 +39,7 @@ class EngineModel:
         "context_token_s",
         "kv_tokens",
         "max_sequences",
+        "own",
         "prefill_ratio",
         "prefill_samples",
         "prefill_token_s",
@@ -47,6 +50,7 @@ class EngineModel:
         "tpot_floor",
         "tpot_ratio",
         "tpot_samples",
+        "unseen",
     )
 
     def __init__(self, profile: EngineProfile) -> None:
@@ -56,6 +60,8 @@ class EngineModel:
         self.prefill_ratio = self.tpot_ratio = self.tpot_floor = 1.0
         self.prefill_samples = self.tpot_samples = 0
         self.slow = 1.0
+        self.own = (1.0, 1.0)  # scales its own samples justify
+        self.unseen = 0  # calibrations in a row that found no new prefill sample
         self.step_s = self.sequence_s = self.context_token_s = 0.0
         self.prefill_token_s = self.attention_s = 0.0
         self.rescale(1.0, 1.0)
@@ -64,6 +70,11 @@ class EngineModel:
     def samples(self) -> int:
         """Return how many samples of either kind were learnt from."""
         return self.prefill_samples + self.tpot_samples
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """Return the prefill speed its own samples justify, at short contexts."""
+        return 1.0 / (self.profile.prefill_token_s * self.own[0])
 
     def rescale(self, prefill: float, decode: float) -> None:
         """Set the coefficients to the priors times these scales."""
@@ -96,8 +107,17 @@ class EngineModel:
         )
         overhead = min(1.5 * self.step(sequences, 0), 0.5 * took_s)
         ratio = _clamp((took_s - overhead) / expected)
-        self.prefill_ratio = _low(self.prefill_ratio, ratio, self.prefill_samples)
+        if self.unseen > 0:
+            # It was offered cheaper to hear from it. A fast answer proves a fast engine: load makes
+            # samples longer, never shorter; a slow one only confirms.
+            heard = _tame(self.prefill_ratio, ratio, MIN_SAMPLES)
+            self.prefill_ratio = min(self.prefill_ratio, heard)
+            self.own = min(self.own[0], self.prefill_ratio), self.own[1]
+            self.rescale(*self.own)
+        else:
+            self.prefill_ratio = _low(self.prefill_ratio, ratio, self.prefill_samples)
         self.prefill_samples += 1
+        self.unseen = -1
         return True
 
     def saw_tpot(
@@ -139,7 +159,16 @@ def calibrate(engines: Sequence[EngineModel]) -> None:
         if engine.prefill_samples >= MIN_SAMPLES:
             relative = engine.prefill_ratio / pool_prefill
             own = pool_prefill if 1 / _SAME < relative < _SAME else engine.prefill_ratio
-        engine.rescale(own, pool_decode * slow)
+        engine.own = own, pool_decode * slow
+    best = min(engine.own[0] for engine in engines)
+    for engine in engines:
+        prefill_scale, decode_scale = engine.own
+        engine.unseen += 1
+        if prefill_scale > best and engine.unseen > 0:
+            # A backend thought slow gets no requests that could prove otherwise: its price sinks
+            # towards the best until one is sent there (R05), and what that shows counts at once.
+            prefill_scale = best + (prefill_scale - best) * _DOUBT**engine.unseen
+        engine.rescale(prefill_scale, decode_scale)
 
 
 def _mix(old: float, new: float, samples: int) -> float:

@@ -21,7 +21,7 @@ def backend_status(row: Account, index_blocks: int, now: float) -> BackendStatus
         queue_depth=0 if snapshot is None else snapshot.waiting,
         running=0 if snapshot is None else snapshot.running,
         snapshot_age_s=None if snapshot is None else max(0.0, now - snapshot.at),
-        prefill_tokens_per_s=1.0 / row.engine.prefill_token_s,
+        prefill_tokens_per_s=row.engine.prefill_tokens_per_s,
         index_blocks=index_blocks,
         hit_tokens_predicted=row.hit_tokens_predicted,
         hit_tokens_reported=row.hit_tokens_reported,

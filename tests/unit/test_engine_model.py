@@ -149,3 +149,31 @@ def test_load_nobody_told_us_of_does_not_look_like_slow_hardware() -> None:
     calibrate(engines)
     assert engines[0].step_s == PRIOR.step_s
     assert engines[0].prefill_token_s < 1.6 * PRIOR.prefill_token_s
+
+
+def test_a_backend_thought_slow_is_tried_again_and_its_word_counts_at_once() -> None:
+    fast, slow = fleet(2)
+    prefill(fast, 1.0, 2 * MIN_SAMPLES)
+    prefill(slow, 3.0, 2 * MIN_SAMPLES)
+    calibrate([fast, slow])
+    believed = slow.prefill_token_s / fast.prefill_token_s
+    for _ in range(8):
+        prefill(fast, 1.0, 1)
+        calibrate([fast, slow])
+    doubted = slow.prefill_token_s / fast.prefill_token_s
+    prefill(slow, 3.0, 1)
+
+    assert believed > 1.4
+    assert doubted < 1.05
+    assert slow.prefill_token_s / fast.prefill_token_s == pytest.approx(believed, rel=0.05)
+
+
+def test_a_slow_backend_that_gets_requests_keeps_its_price() -> None:
+    fast, slow = fleet(2)
+    prefill(fast, 1.0, 2 * MIN_SAMPLES)
+    prefill(slow, 3.0, 2 * MIN_SAMPLES)
+    for _ in range(20):
+        calibrate([fast, slow])
+        assert slow.prefill_token_s > 1.4 * fast.prefill_token_s
+        prefill(fast, 1.0, 1)
+        prefill(slow, 3.0, 1)

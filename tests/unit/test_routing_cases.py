@@ -90,6 +90,22 @@ def test_r05_cold_requests_are_spread_over_a_big_pool_too() -> None:
     assert max(spread(tickets).values()) <= 10
 
 
+def test_r05_a_backend_wrongly_thought_slow_is_heard_again() -> None:
+    core = dispatcher(2)
+    truth = 0.1
+    for i in range(40):  # the second one happened to be measured under somebody else's load
+        core.drain("b1" if i % 2 else "b0")
+        serve(core, unlike(i, 3200), 20.0 * i, took=truth if i % 2 else 3 * truth)
+        core.undrain("b1" if i % 2 else "b0")
+    believed = {b.name: b.prefill_tokens_per_s for b in core.backends(800.0)}
+    assert believed["b1"] < 0.7 * believed["b0"]
+
+    tickets = [serve(core, unlike(100 + i, 3200), 1000.0 + 20 * i, truth) for i in range(200)]
+    now = {b.name: b.prefill_tokens_per_s for b in core.backends(9000.0)}
+    assert min(spread(tickets[-100:]).values()) >= 20
+    assert now["b1"] > 0.8 * now["b0"]
+
+
 def test_r06_embeddings_count_as_load_and_spread() -> None:
     core = dispatcher(4)
     tickets = [admit(core, unlike(i, stream=False, output=0), 0.0) for i in range(64)]

@@ -35,7 +35,7 @@ def test_our_own_books_are_shown() -> None:
 
 def test_the_learnt_prefill_speed_is_shown() -> None:
     row = account()
-    row.engine.rescale(2.0, 1.0)
+    row.engine.own = (2.0, 1.0)
     assert backend_status(row, 0, 0.0).prefill_tokens_per_s == pytest.approx(1 / 60e-6)
 
 

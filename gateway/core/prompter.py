@@ -27,6 +27,8 @@ _ANCHORS: Final = (511, 127, 31, 7, 0)
 The first block alone would be the system prompt that all conversations of an application share.
 """
 
+_SHORT: Final = _ANCHORS[-2]  # chains up to here have the first anchor alone
+
 _CONVERSATION_WEIGHT: Final = 0.5
 _MODEL_WEIGHT: Final = 0.1
 _RATIO_RANGE: Final = (0.25, 64.0)
@@ -76,7 +78,9 @@ class BytePrompter:
         if prompt_tokens <= 0 or chain.text_bytes <= 0:
             return
         low, high = _RATIO_RANGE
-        ratio = min(high, max(low, chain.text_bytes / prompt_tokens))
+        ratio = chain.text_bytes / prompt_tokens
+        if not low <= ratio <= high:
+            ratio = low if ratio < low else high
         models = self._models
         for key in ((model, cls), (model, "")):
             old = models.get(key)
@@ -86,7 +90,7 @@ class BytePrompter:
         known = self._conversations
         hashes = chain.hashes
         size = len(hashes)
-        for anchor in _ANCHORS:
+        for anchor in _ANCHORS if size > _SHORT else _ANCHORS[-1:]:
             if anchor < size:
                 mark = hashes[anchor]
                 old = known.get(mark)
@@ -106,7 +110,7 @@ class BytePrompter:
     def _ratio(self, hashes: "array[int]", model: str, cls: str) -> float:
         known = self._conversations
         size = len(hashes)
-        for anchor in _ANCHORS:
+        for anchor in _ANCHORS if size > _SHORT else _ANCHORS[-1:]:
             if anchor < size and (ratio := known.get(hashes[anchor])):
                 return ratio
         return self._models.get((model, cls)) or self._models.get((model, "")) or DEFAULT_RATIO

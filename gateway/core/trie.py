@@ -285,11 +285,27 @@ class RadixTrie:
 
     def _evict(self, slot: int, share: Share, count: int) -> None:
         """Take `count` blocks from `slot`, those longest unused first, tails before heads."""
-        while count > 0 and (visit := share.oldest()) is not None:
+        head = share.visits
+        bit = 1 << slot
+        while count > 0 and (visit := head.newer) is not head:
             node = visit.leaf
-            keep = max(0, len(node.run) - count)
-            count -= len(node.run) - keep
-            self._cut(slot, share, node, keep)
+            length = len(node.run)
+            if length > count:
+                self._cut(slot, share, node, length - count)
+                return
+            count -= length
+            parent = node.parent
+            if node.mask == bit and parent is self._root:  # a whole prompt nobody else shares
+                del parent.kids[node.run[0]]
+                node.stamps.clear()
+                share.blocks -= length
+                self.total_blocks -= length
+                self.nodes -= 1
+                self._holders -= 1
+                visit.leave()
+                self._visits -= 1
+            else:
+                self._cut(slot, share, node, 0)
 
     def _cut(self, slot: int, share: Share, node: Node, keep: int) -> None:
         """End what `slot` holds after the first `keep` blocks of `node`, the lowest it holds."""

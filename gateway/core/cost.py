@@ -33,8 +33,9 @@ TPOT_SHARE = 0.7
 TPOT_WEIGHT = 0.1
 KV_FULL = 0.95
 SLOTS_FULL = 0.9
-# How long a backend's congestion is taken as it was: it falls by a quarter of a percent meanwhile.
-CONGESTION_LIFE_S = 0.02
+# Congestion is what it was at the last mark of this grid: it falls by 0.2 % in between. A grid, so
+# that a price depends on when it is asked for and never on who asked before; binary, so exact.
+CONGESTION_GRAIN_S = 1 / 64
 
 
 class Demand:
@@ -117,9 +118,10 @@ def refresh(row: Account, now: float) -> None:
     rho = 0.0
     row.fresh_until = inf
     if row.rate:
-        rho = row.rate * exp((row.rate_at - now) / RATE_WINDOW_S)
+        mark = now // CONGESTION_GRAIN_S * CONGESTION_GRAIN_S
+        rho = row.rate * exp((row.rate_at - mark) / RATE_WINDOW_S)
         rho = MAX_CONGESTION if rho > MAX_CONGESTION else rho  # noqa: FURB136 - twice as fast
-        row.fresh_until = now + CONGESTION_LIFE_S
+        row.fresh_until = mark + CONGESTION_GRAIN_S
     stretch = 1.0 / (1.0 - rho)
     sequences = float(row.in_flight + row.other_in_flight)
     others = row.other_context_tokens

@@ -21,8 +21,8 @@ _CHECKPOINT_TOKENS = 1024
 # An engine under load prefills slower than alone; the extra covers network and one decode step.
 _SILENT_ALLOWANCE = 1.5
 _SILENT_EXTRA_S = 0.1
-# They are looked for this often at most: a fraction of any prefill worth telling apart.
-_SILENT_GRAIN_S = 0.01
+# They end on a grid, many at once: a fraction of any prefill worth telling apart. Binary, so exact.
+_SILENT_GRAIN_S = 1 / 64
 STALE = -inf
 
 
@@ -192,17 +192,22 @@ class Account:
         if not ticket.owes:
             return False
         self.fresh_until = STALE
-        self._settle_prefill(ticket)
+        ticket.owes = False
+        self.unprefilled -= 1
+        self.owed_ns -= int(ticket.prefill_s * 1e9)
+        self.owed_tokens -= ticket.uncached_tokens
         return self.alone == ticket.id
 
     def release(self, ticket: Ticket) -> bool:
         """Take `ticket` off the books; False when it was not on them."""
-        if self.live.pop(ticket.id, None) is None:
+        live = self.live
+        if ticket.id not in live:
             return False
+        if ticket.owes:
+            self.prefilled(ticket)
+        del live[ticket.id]
         self.in_flight -= 1
         self.fresh_until = STALE
-        if ticket.owes:
-            self._settle_prefill(ticket)
         chain = ticket.query.chain
         tokens = chain.tokens
         self.context_tokens -= tokens
@@ -217,12 +222,6 @@ class Account:
         gone = share * exp((ticket.dispatched_at - now) / RATE_WINDOW_S)
         self.rate = max(0.0, self.congestion(now) - gone)
         self.rate_at = now
-
-    def _settle_prefill(self, ticket: Ticket) -> None:
-        ticket.owes = False
-        self.unprefilled -= 1
-        self.owed_ns -= int(ticket.prefill_s * 1e9)
-        self.owed_tokens -= ticket.uncached_tokens
 
     def _pin(self, chain: Chain) -> int:
         """Count one more user of each checkpoint; return the tokens nobody had pinned before."""
@@ -261,7 +260,7 @@ class SilentPrefills:
 
     They leave the books when they should be over by our own estimate; otherwise a backend that
     serves such requests would seem to owe all it has in flight. An entry outlives its request by
-    less than its estimate. `next_due` is when to look again: infinity for never.
+    less than its estimate. `next_due` is when `due` has something to do: infinity for never.
     """
 
     __slots__ = ("_added", "_heap", "next_due")
@@ -278,6 +277,7 @@ class SilentPrefills:
         """Expect the prefill to be over once all that `row` owes now is, with some allowance."""
         owed_s = row.owed_ns * 1e-9 + row.other_owed_s
         due = now + _SILENT_ALLOWANCE * owed_s + _SILENT_EXTRA_S
+        due = (due // _SILENT_GRAIN_S + 1.0) * _SILENT_GRAIN_S
         self._added += 1
         heappush(self._heap, (due, self._added, row, ticket))
         if due < self.next_due:  # noqa: PLR1730 - a third of the price of min
@@ -292,7 +292,7 @@ class SilentPrefills:
             if ticket.owes and row.live.get(ticket.id) is ticket:
                 row.prefilled(ticket)
                 changed.append(row)
-        self.next_due = max(heap[0][0], now + _SILENT_GRAIN_S) if heap else inf
+        self.next_due = heap[0][0] if heap else inf
         return changed
 
 

@@ -151,3 +151,27 @@ def test_load_orders_idle_before_busy_backends() -> None:
     loads = [row.load for row in rows]
     assert loads == sorted(loads)
     assert loads[0] == 0.0
+
+
+def test_a_price_does_not_depend_on_who_looked_before() -> None:
+    rows = [busy(20), busy(20)]
+    for now in (0.001, 0.004, 0.0155):  # only the first backend is looked at
+        fill(rows[:1], [], WANTED.chain, now)
+    for now in (0.0156, 0.02, 1.0, 1.015):
+        fill(rows, [], WANTED.chain, now)
+        cost.score(rows, demand(WANTED, now), RNG)
+        assert rows[0].cost == rows[1].cost
+
+
+def test_prices_follow_the_books_without_being_told() -> None:
+    row = busy(3, prefilled=False)
+    told = priced(row)
+    ticket = ticket_for(query(("late", 8192)), row, 99)
+    row.place(ticket, 0.0)
+    fill([row], [], WANTED.chain, 0.0)
+    cost.score([row], demand(WANTED), RNG)
+    assert row.cost > told["cost"]
+    row.prefilled(ticket)
+    row.release(ticket)
+    fill([row], [], WANTED.chain, 0.0)
+    assert row.queue_s == pytest.approx(told["queue_s"])

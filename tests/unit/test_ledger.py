@@ -1,3 +1,4 @@
+from math import inf
 from random import Random
 
 import pytest
@@ -195,3 +196,18 @@ def test_a_silent_prefill_whose_request_ended_is_forgotten() -> None:
     row.release(ticket)
     assert silent.due(10.0) == []
     assert totals(row) == (0,) * 8
+
+
+def test_silent_prefills_say_when_there_is_something_to_settle() -> None:
+    row = account()
+    silent = SilentPrefills()
+    assert silent.next_due == inf
+    for ident in range(3):
+        ticket = ticket_for(query((str(ident), 640), stream=False), row, ident)
+        row.place(ticket, 0.0)
+        silent.add(row, ticket, 0.01 * ident)
+    while silent.next_due < inf:
+        due = silent.next_due
+        assert silent.due(due - 1e-6) == []
+        assert silent.due(due)
+    assert row.owed_ns == 0

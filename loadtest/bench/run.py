@@ -18,7 +18,7 @@ from pathlib import Path
 import orjson
 import uvloop
 
-from loadtest.bench import load, peers
+from loadtest.bench import load, many, peers
 from loadtest.bench.peers import Peer
 
 PROXY_CORE, LOAD_CORE = 0, 1
@@ -143,6 +143,7 @@ def main() -> int:
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--only", default="", help="substring of the cases to run")
     parser.add_argument("--no-ttft", action="store_true")
+    parser.add_argument("--streams", type=int, default=5000, help="open streams to hold; 0 = none")
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
     os.sched_setaffinity(0, {LOAD_CORE})
@@ -160,8 +161,17 @@ def main() -> int:
         ttft = {} if args.no_ttft else added_ttft(chosen, ports[0], 50, 4)
         for name, ms in ttft.items():
             print(f"added TTFT p50 at 50 req/s: {name} {ms:.2f} ms")
+        held = many.measure(args.streams, ports, PROXY_CORE) if args.streams else None
+        if held is not None:
+            print(
+                f"{held.streams} open streams: {held.errors} errors, "
+                f"{held.bytes_per_stream / 1024:.1f} KB each, worst loop lag "
+                f"{held.worst_lag_ms:.1f} ms, {100 * held.cpu_share:.0f} % of a core"
+            )
         if args.json:
-            args.json.write_bytes(orjson.dumps({"us_per_unit": figures, "added_ttft_ms": ttft}))
+            args.json.write_bytes(
+                orjson.dumps({"us_per_unit": figures, "added_ttft_ms": ttft, "many": held})
+            )
     finally:
         for process in [*chosen, *upstreams]:
             process.stop()

@@ -21,12 +21,13 @@ from gateway.core.prompter import Prompter
 from gateway.core.types import Explanation
 from gateway.edge import routes
 from gateway.edge.answers import JSON, Cors, RequestIds, error_lines
+from gateway.edge.client import ClientConnection
+from gateway.edge.endings import Endings
 from gateway.edge.exchange import Exchange
 from gateway.edge.http import HttpRequest, client_request_id
 from gateway.edge.keys import KeyRing
 from gateway.edge.query import build_query, model_not_found, parse_body, resolve_model
 from gateway.edge.routes import Local
-from gateway.edge.server import ClientConnection
 from gateway.edge.upstreams import Upstreams
 from gateway.errors import (
     Draining,
@@ -98,7 +99,7 @@ class Handler:
         self.upstreams = parts.upstreams
         self.clock = parts.clock
         self.responses = ResponseHomes()
-        self.live: set[Exchange] = set()
+        self.live: set[Endings] = set()
         self.draining = False
         self.quiet = asyncio.Event()
         self._catalog = parts.catalog
@@ -196,7 +197,7 @@ class Handler:
         """Return how this model's prompts are counted and hashed."""
         return self._prompters.get(model, self._default_prompter)
 
-    def ended(self, exchange: Exchange) -> None:
+    def ended(self, exchange: Endings) -> None:
         """Forget an exchange; `quiet` is set when the last one ends while draining."""
         self.live.discard(exchange)
         if self.draining and not self.live:
@@ -218,7 +219,7 @@ class Handler:
             return b"x-request-id: %b\r\n" % request.request_id
         return b"x-request-id: %b\r\nx-forwarded-for: %b\r\n" % (request.request_id, chain)
 
-    def answer_lines(self, exchange: Exchange) -> bytes:
+    def answer_lines(self, exchange: Endings) -> bytes:
         """Return the header lines of ours that a relayed answer gets."""
         request = exchange.request
         lines = b"x-request-id: %b\r\n" % request.request_id
@@ -226,7 +227,7 @@ class Handler:
             lines += self.cors.lines(request)
         return lines + self.debug_lines(exchange)
 
-    def debug_lines(self, exchange: Exchange) -> bytes:
+    def debug_lines(self, exchange: Endings) -> bytes:
         """Return the `x-gateway-*` lines (contract, section 3)."""
         if not self._debug:
             return b""

@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from gateway.edge.server import ClientConnection
+from gateway.edge.client import ClientConnection
 from gateway.relay.connection import UpstreamConnection
 from tests.integration.rig import (
     DONE,

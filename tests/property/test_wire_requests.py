@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gateway.config.schema import LimitsConfig, TimeoutsConfig
+from gateway.edge.client import ClientConnection
 from gateway.edge.http import HttpRequest
-from gateway.edge.server import ClientConnection, Listener
+from gateway.edge.server import Listener
 from gateway.errors import GatewayError
 from tests.integration.rig import Rig, running
 from tests.property.wire import REQUESTS, FakeTransport, pieces, split_head, splits

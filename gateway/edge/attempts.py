@@ -1,0 +1,177 @@
+"""The attempts of a request: choose, connect, send, relay; another backend only where that is safe.
+
+An attempt is repeated only when the backend surely did not start it (design, section 4).
+"""
+
+import logging
+
+from gateway.core.types import Api, Outcome, Ticket
+from gateway.edge.deadlines import TERMINAL_APIS, Deadlines
+from gateway.edge.inband import refusal_events
+from gateway.edge.upstreams import Upstream
+from gateway.errors import UpstreamError
+from gateway.relay.connection import UpstreamConnection
+from gateway.relay.relay import Relay
+from gateway.tasks import spawn
+from gateway.telemetry.record import AttemptResult
+
+_log = logging.getLogger("radixgate.exchange")
+_JOIN_BELOW = 16 * 1024  # below this one copy costs less than a second iovec
+_ATTEMPT_RESULTS = {4: AttemptResult.STATUS_4XX, 5: AttemptResult.STATUS_5XX}
+
+
+class Attempts(Deadlines):
+    """The layer that talks to backends; the relay's owner."""
+
+    __slots__ = ()
+
+    def _attempt(self) -> None:
+        ticket = self._ticket
+        assert ticket is not None
+        self._note_placement(ticket)
+        upstream = self._handler.upstreams.get(ticket.backend)
+        if upstream is None:
+            self._next_attempt(AttemptResult.CONNECT_FAILED, "backend was removed")
+            return
+        self._upstream = upstream
+        self._send_or_connect(upstream)
+
+    def _note_placement(self, ticket: Ticket) -> None:
+        handler, record = self._handler, self.record
+        handler.dispatcher.remember(record.request_id, ticket, handler.clock())
+        record.backend = ticket.backend
+        record.attempts = ticket.attempts
+        record.predicted_tokens = ticket.hit_tokens
+        record.reason = ticket.reason
+
+    def _send_or_connect(self, upstream: Upstream) -> None:
+        connection = upstream.pool.take(self._handler.clock())
+        if connection is not None:
+            self._pooled = True
+            self._send(upstream, connection)
+        else:
+            self._open(upstream)
+
+    def _open(self, upstream: Upstream) -> None:
+        self._pooled = False
+        self._connecting = spawn(self._connect(upstream), name=f"connect {upstream.name}")
+
+    async def _connect(self, upstream: Upstream) -> None:
+        """Open a connection; the only part of a request that waits in a task."""
+        try:
+            connection = await upstream.pool.connect(self._handler.timeouts.connect_s)
+        except (OSError, TimeoutError, ValueError) as error:  # ValueError: no name for IDNA
+            self._connecting = None
+            if not self.ended:
+                self._next_attempt(AttemptResult.CONNECT_FAILED, _reason(error))
+            return
+        self._connecting = None
+        if self.ended:
+            connection.abort()
+        else:
+            self._send(upstream, connection)
+
+    def _send(self, upstream: Upstream, connection: UpstreamConnection) -> None:
+        request, handler, parsed = self.request, self._handler, self._parsed
+        assert request.route is not None
+        api = parsed.api if parsed is not None else Api.RESPONSES
+        earlier = self._relay
+        self._relay = relay = Relay(
+            self,
+            self._client,
+            api,
+            handler.clock,
+            handler.telemetry.itl(self.record.cls, self.record.model).observe_all,
+            remove_usage=self._inject_usage,
+        )
+        if earlier is not None and earlier.opened:
+            relay.adopt(earlier)
+        self._sent_at = handler.clock()
+        length = len(self._body) if request.method == "POST" else None
+        lines = request.forward + handler.forwarding_lines(request, self._client.peer)
+        # A coded stream would hide the usage chunk that the client must not see.
+        coding = b"identity" if self._inject_usage else request.picked.get(b"accept-encoding")
+        if coding is not None:
+            lines += b"accept-encoding: %b\r\n" % coding
+        head = upstream.head(request.method, request.route.path, request.query, lines, length)
+        short = len(self._body) < _JOIN_BELOW
+        pieces = [head + self._body] if short else [head, self._body]
+        relay.start(connection, pieces, bodyless=request.method == "HEAD")
+        if self._client.writing_paused:  # by an earlier answer that the client has not read
+            relay.pause(self._sent_at)
+
+    def _next_attempt(self, result: AttemptResult, reason: str) -> None:
+        """The attempt surely did not start at the backend: try another, or give up."""
+        handler, ticket = self._handler, self._ticket
+        now = handler.clock()
+        self._count_attempt(result)
+        if ticket is not None:
+            handler.dispatcher.attempt_failed(ticket, now)
+            if ticket.attempts < handler.max_attempts and handler.dispatcher.reassign(ticket, now):
+                self._attempt()
+                return
+        _log.warning("request %s: %s: %s", self.record.request_id, self.record.backend, reason)
+        self.refuse(UpstreamError("The backend could not be reached."))
+
+    # --- Relay's owner
+
+    def relay_started(self, status: int, *, stream: bool) -> bytes:
+        """Return the header lines of ours."""
+        self.record.status = status
+        self.record.stream = stream
+        return self._handler.answer_lines(self)
+
+    def relay_first_content(self, now: float) -> None:
+        """Note TTFT; the prefill is no longer owed."""
+        self.record.ttft_s = now - self.record.received_at
+        if self._ticket is not None:
+            self._handler.dispatcher.first_token(self._ticket, now)
+
+    def relay_done(self) -> None:
+        """Classify a properly ended answer and finish."""
+        relay = self._relay
+        assert relay is not None
+        outcome = self._outcome_of_complete(relay)
+        if outcome is Outcome.UPSTREAM_TRUNCATED:
+            self._inject_error(relay, "The backend ended the stream before its terminal event.")
+        elif relay.late is not None:
+            relay.inject(refusal_events(relay.api, relay.status, relay.late))
+        relay.end()
+        self._count_attempt(_ATTEMPT_RESULTS.get(relay.status // 100, AttemptResult.OK))
+        self._finish(outcome)
+        self._client.done()
+
+    def relay_lost(self, *, unread: bool, reason: str) -> None:
+        """Try elsewhere if nothing was read, tell the client otherwise."""
+        relay = self._relay
+        assert relay is not None
+        if not relay.started:
+            if unread and self._pooled and self._upstream is not None:
+                self._open(self._upstream)  # it closed while idle: the attempt has yet to begin
+                return
+            if unread:
+                self._next_attempt(AttemptResult.RESET, reason)
+                return
+            self._count_attempt(AttemptResult.RESET)
+            self._backend_failed()
+            self.refuse(UpstreamError("The backend broke off before answering."))
+            return
+        _log.warning("request %s: %s: %s", self.record.request_id, self.record.backend, reason)
+        self._count_attempt(AttemptResult.RESET)
+        self._backend_failed()
+        self._break_off(relay, Outcome.UPSTREAM_ERROR, "The backend broke off in mid-stream.")
+
+    def _outcome_of_complete(self, relay: Relay) -> Outcome:
+        if relay.status >= 500:
+            return Outcome.UPSTREAM_5XX
+        if relay.status >= 400:
+            return Outcome.UPSTREAM_4XX
+        if not relay.stream or relay.encoded or relay.api not in TERMINAL_APIS:
+            return Outcome.OK
+        if not relay.scanner.terminated(relay.api):
+            return Outcome.UPSTREAM_TRUNCATED
+        return Outcome.UPSTREAM_ERROR if relay.scanner.reported_error() else Outcome.OK
+
+
+def _reason(error: Exception) -> str:
+    return "connect timed out" if isinstance(error, TimeoutError) else type(error).__name__

@@ -22,29 +22,29 @@ _BUSIER = 1.2
 class HotPrefixes:
     """How often each known prefix was asked for of late."""
 
-    __slots__ = ("_counts", "_total")
+    __slots__ = ("counts", "total")
 
     def __init__(self) -> None:
-        self._counts: dict[int, float] = {}
-        self._total = 0.0
+        self.counts: dict[int, float] = {}
+        self.total = 0.0
 
     def __len__(self) -> int:
-        return len(self._counts)
+        return len(self.counts)
 
     def note(self, key: int | None) -> None:
         """Count a request whose longest known prefix ends in the block `key`; None = it had none."""
-        self._total += 1.0
+        self.total += 1.0
         if key is not None:
-            counts = self._counts
+            counts = self.counts
             counts[key] = counts[key] + 1.0 if key in counts else 1.0
-        if self._total >= _HALVE_AT:
-            self._total /= 2
-            self._counts = {k: n / 2 for k, n in self._counts.items() if n >= 2}
+        if self.total >= _HALVE_AT:
+            self.total /= 2
+            self.counts = {k: n / 2 for k, n in self.counts.items() if n >= 2}
 
     def homes_deserved(self, key: int, backends: int) -> float:
         """Return how many of `backends` the prefix's share of the traffic fills."""
-        counts = self._counts
-        return backends * counts[key] / (self._total + _PRIOR) if key in counts else 0.0
+        counts = self.counts
+        return backends * counts[key] / (self.total + _PRIOR) if key in counts else 0.0
 
 
 def deserves_home(
@@ -54,8 +54,9 @@ def deserves_home(
 
     `backends` is the size of the pool, `rows` the candidates.
     """
-    if hot.homes_deserved(key, backends) <= mask.bit_count():  # nearly always
-        return False
+    seen = hot.counts.get(key)
+    if seen is None or backends * seen <= mask.bit_count() * (hot.total + _PRIOR):
+        return False  # nearly always: its homes are all it deserves
     homes = [row.sequences for row in rows if row.bit & mask]
     if not homes or len(homes) == len(rows):
         return False

@@ -160,29 +160,37 @@ def fill(
     """
     prompt = chain.tokens or 1
     length = float(prompt)
-    hits: Sequence[tuple[int, int, int]] = ()
-    if len(held) == 1:  # nearly always
-        ((blocks, mask),) = held
-        hits = ((mask, blocks, chain.hit_tokens(blocks)),)
-    elif held:
-        hits = [(mask, blocks, chain.hit_tokens(blocks)) for blocks, mask in held]
+    blocks, mask = held[-1] if held else (0, 0)
+    covered = chain.hit_tokens(blocks)
     for row in rows:
         if now >= row.fresh_until:
             refresh(row, now)
-        row.depth = row.hit_tokens = 0
-        row.uncached_tokens = prompt
-        left = length
-        for mask, blocks, hit in hits:
-            if mask & row.bit:
-                likely = hit if row.trust == 1.0 else int(hit * trust(row, now))
-                uncached = prompt - likely if likely < prompt else 1
-                left = float(uncached)
-                row.depth = blocks
-                row.hit_tokens = likely
-                row.uncached_tokens = uncached
-                break
+        hit = 0
+        if mask & row.bit:
+            row.depth = blocks
+            hit = covered
+        else:
+            row.depth = depth = _depth(held, row.bit) if len(held) > 1 else 0
+            if depth:
+                hit = chain.hit_tokens(depth)
+        if hit:
+            if row.trust != 1.0:
+                hit = int(hit * trust(row, now))
+            row.uncached_tokens = uncached = prompt - hit if hit < prompt else 1
+            left = float(uncached)
+        else:
+            row.uncached_tokens = prompt
+            left = length
+        row.hit_tokens = hit
         engine = row.engine
         row.prefill_s = left * (engine.prefill_token_s + engine.attention_s * (length - 0.5 * left))
+
+
+def _depth(held: Sequence[tuple[int, int]], bit: int) -> int:
+    for blocks, mask in held:
+        if mask & bit:
+            return blocks
+    return 0
 
 
 def _slots(mask: int) -> list[int]:

@@ -73,7 +73,9 @@ class FaultyBackend:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # RuntimeError: uvloop's word for writing to a socket the gateway has cut
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, RuntimeError):
+        with contextlib.suppress(
+            ConnectionError, asyncio.IncompleteReadError, RuntimeError, asyncio.CancelledError
+        ):
             while not writer.is_closing():
                 head = await reader.readuntil(b"\r\n\r\n")
                 found = _LENGTH.search(head)

@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import contextlib
-import logging
 import resource
 import signal
 import sys
@@ -24,7 +23,6 @@ examples:
   radixgate serve --backend http://gpu-1:8000 --backend http://gpu-2:8000
   radixgate serve config/gateway.yaml --port 8080
 """
-_log = logging.getLogger("radixgate.serve")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -170,13 +170,16 @@ class ClientConnection(Receiver):
         error, self._fatal = self._fatal, None
         assert error is not None
         request = self._request
-        headers, body = self._listener.handler.error_answer(request, error)
+        target = self._target if request is None else b""
+        headers, body = self._listener.handler.error_answer(request, error, target)
         self.transport.write(answer_head(error.status, headers, len(body), None) + body)
         self._linger()
 
     def _after_answer(self) -> None:
         if not self.keep_alive or self._listener.closing:
             self._linger() if self._request is not None else self._close()
+        elif not self._ready and (self._in_head or self._request is not None):
+            self._take_turn()
         else:
             self.deadline = self._listener.clock() + self._listener.timeouts.keepalive_s
 

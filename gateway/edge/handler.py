@@ -24,7 +24,7 @@ from gateway.edge.answers import JSON, Cors, RequestIds, error_lines
 from gateway.edge.client import ClientConnection
 from gateway.edge.endings import Endings
 from gateway.edge.exchange import Exchange
-from gateway.edge.http import HttpRequest, client_request_id
+from gateway.edge.http import HttpRequest, client_request_id, path_of
 from gateway.edge.keys import KeyRing
 from gateway.edge.query import build_query, model_not_found, parse_body, resolve_model
 from gateway.edge.routes import Local
@@ -156,9 +156,11 @@ class Handler:
         exchange.begin()
         return None if exchange.ended else exchange
 
-    def error_answer(self, request: HttpRequest | None, error: GatewayError) -> tuple[bytes, bytes]:
+    def error_answer(
+        self, request: HttpRequest | None, error: GatewayError, target: bytes = b""
+    ) -> tuple[bytes, bytes]:
         """Count and render the answer to a request that did not become an exchange."""
-        lines, body = self.render_error(request, error)
+        lines, body = self.render_error(request, error, target)
         route = request.route if request is not None else None
         self.telemetry.finished(
             RequestRecord(
@@ -171,14 +173,15 @@ class Handler:
         )
         return lines, body
 
-    def render_error(self, request: HttpRequest | None, error: GatewayError) -> tuple[bytes, bytes]:
+    def render_error(
+        self, request: HttpRequest | None, error: GatewayError, target: bytes = b""
+    ) -> tuple[bytes, bytes]:
         """Return (header lines, body) of an error answer."""
         if request is not None and not request.request_id:
             request.request_id = self._ids.new()
         request_id = request.request_id if request is not None else self._ids.new()
-        anthropic = request is not None and routes.canonical_path(request.path).startswith(
-            "/v1/messages"
-        )
+        path = request.path if request is not None else path_of(target)
+        anthropic = routes.canonical_path(path).startswith("/v1/messages")
         lines = error_lines(error, request_id, self._rng) + self.cors.lines(request)
         return lines, error.body(anthropic=anthropic)
 

@@ -111,6 +111,11 @@ def origin_form(target: bytes) -> bytes:
     return tail if tail.startswith(b"/") else b"/" + tail
 
 
+def path_of(target: bytes) -> str:
+    """Return a request target's path, however little of it came."""
+    return origin_form(target).partition(b"?")[0].decode("latin-1")
+
+
 def sort_headers(headers: Iterable[Header]) -> tuple[dict[bytes, bytes], bytes]:
     """Return (picked headers by lower-case name, header lines to forward).
 

@@ -42,6 +42,7 @@ class Receiver(asyncio.Protocol):
         "_listener",
         "_memo",
         "_noted",
+        "_owes_continue",
         "_parser",
         "_ready",
         "_request",
@@ -73,6 +74,7 @@ class Receiver(asyncio.Protocol):
         self._body_bytes = 0
         self._body_until = 0.0
         self._body_left = self._body_raw = 0
+        self._owes_continue = False  # it waits for a 100, which must not overtake an answer
         # heads seen before
         self._memo = HeadMemo()
         self._noted: HttpRequest | None = None
@@ -235,6 +237,7 @@ class Receiver(asyncio.Protocol):
         request = self._request
         if request is None:
             return
+        self._owes_continue = False  # it did not wait
         self._body_bytes += len(part)
         if self._body_bytes > self._listener.body_bytes:
             raise request.error or body_too_large(self._listener.body_bytes)
@@ -259,6 +262,7 @@ class Receiver(asyncio.Protocol):
         self._request = request
         self._body = []
         self._body_bytes = self._body_raw = 0
+        self._owes_continue = False
         self._body_until = request.received_at + _BODY_TOTAL * self._listener.timeouts.body_s
 
     def _judge(self, request: HttpRequest) -> None:
@@ -276,8 +280,24 @@ class Receiver(asyncio.Protocol):
         if request.picked.get(b"expect", b"").lower() == b"100-continue" and request.version_11:
             if request.error is not None:
                 raise request.error  # the client is waiting: tell it now, body unsent
+            self._owes_continue = True
             if self._exchange is None and not self._ready:
-                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                self._continue()
+
+    def _continue(self) -> None:
+        self._owes_continue = False
+        self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def _take_turn(self) -> None:
+        """Time and invite what is being received: all answers before its own are written."""
+        now, timeouts = self._listener.clock(), self._listener.timeouts
+        if self._in_head:
+            self.deadline = now + timeouts.header_s
+            return
+        self._body_until = now + _BODY_TOTAL * timeouts.body_s
+        self._extend_body_deadline()
+        if self._owes_continue:
+            self._continue()
 
     def _check_overhead(self, size: int) -> None:
         """Bound trailers and chunk extensions, which count neither as head nor as body."""

@@ -43,8 +43,13 @@ class Handler(Protocol):
     def start(self, connection: ClientConnection, request: HttpRequest) -> Exchange | None:
         """Begin a complete request; None = it has been answered already."""
 
-    def error_answer(self, request: HttpRequest | None, error: GatewayError) -> tuple[bytes, bytes]:
-        """Return (header lines, body) for an error, and count it."""
+    def error_answer(
+        self, request: HttpRequest | None, error: GatewayError, target: bytes = b""
+    ) -> tuple[bytes, bytes]:
+        """Return (header lines, body) for an error, and count it.
+
+        `target` is as much of the request's as was read when no request came of it.
+        """
 
 
 class Listener:

@@ -16,6 +16,7 @@ import httptools
 
 _log = logging.getLogger("radixgate.relay")
 _HEAD_MAX = 256 * 1024  # of an answer, interim heads included; engines send 1 KB
+_CHUNKING_MAX = 8  # bytes on the wire per byte of payload; chunks of one byte need 6
 _TCP_INFO_BYTES = 256
 _BYTES_ACKED = struct.Struct("=Q")
 _BYTES_ACKED_AT = 120  # offset of tcpi_bytes_acked in Linux's struct tcp_info (4.1+)
@@ -64,7 +65,9 @@ class UpstreamConnection(asyncio.Protocol):
         "_headers_done",
         "_keep_alive",
         "_parser",
+        "_payload",
         "_poll",
+        "_raw",
         "_reason",
         "_release",
         "_sent",
@@ -82,7 +85,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.sink: Sink | None = None
         self._ended: Sink | None = None
         self.idle_since = 0.0
-        self._sent = self._sent_before = self._head_bytes = 0
+        self._sent = self._sent_before = self._head_bytes = self._raw = self._payload = 0
         self._started = self._framed = self._headers_done = self._keep_alive = False
         self._bodyless = self._between_chunks = False
         self._headers: Headers = []
@@ -113,8 +116,13 @@ class UpstreamConnection(asyncio.Protocol):
             if size is not None and len(data) == end + 4 + size and data[-2:] == b"\r\n":
                 sink.chunk(data, end + 2)
                 return
+        self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
         self._started = True
-        if not self._headers_done:
+        if self._headers_done:
+            self._raw += len(data)
+        else:
             self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
@@ -127,10 +135,18 @@ class UpstreamConnection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._keep_alive = False
             self._fail(f"malformed answer: {_text(error)}")
-        if self._head_bytes > _HEAD_MAX and not self._headers_done:
-            self._fail("the answer's head is too long")
         if self._ended is not None:
             self._finish()
+        elif self.sink is not None:
+            self._check_overhead()
+
+    def _check_overhead(self) -> None:
+        """Bound what is no payload: the head, then chunk extensions and trailers."""
+        if self._head_bytes > _HEAD_MAX and not self._headers_done:
+            self._fail("the answer's head is too long")
+        elif self._raw > _CHUNKING_MAX * self._payload + _HEAD_MAX:
+            self._keep_alive = False
+            self._fail("the answer's chunk extensions or trailers are too long")
 
     def eof_received(self) -> bool:
         """Close; an unframed answer ends here properly, a silent close may prove non-delivery."""
@@ -160,7 +176,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.sink = sink
         self._bodyless = bodyless
         self._started = self._framed = self._headers_done = self._between_chunks = False
-        self._head_bytes = 0
+        self._head_bytes = self._raw = self._payload = 0
         self._sent_before = self._sent
         self._sent += sum(map(len, pieces))
         self.transport.writelines(pieces)
@@ -206,6 +222,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def on_body(self, payload: bytes) -> None:
         """Hand payload on."""
+        self._payload += len(payload)
         if self.sink is not None:
             self.sink.body(payload)
 

@@ -355,6 +355,27 @@ async def test_d25_expect_is_answered_at_once_and_not_forwarded() -> None:
         assert rig.backends[0].received[0].body == body
 
 
+async def test_d25_a_pipelined_request_is_continued_when_its_turn_comes() -> None:
+    go = asyncio.Event()
+
+    async def script(conn: Conn, request: Received) -> None:
+        await go.wait()
+        await ok_chat(conn, request)
+
+    async with running(script) as rig:
+        client = await rig.connect()
+        await client.send(
+            CHAT + head("Host: gw", f"Content-Length: {len(BODY)}", "Expect: 100-continue")
+        )
+        await eventually(lambda: len(rig.backends[0].received) == 1)
+        go.set()
+        assert (await client.answer()).status == 200
+        assert (await client.head()).status == 100
+        await client.send(BODY)
+        assert (await client.answer()).status == 200
+        assert rig.backends[0].received[1].body == BODY
+
+
 async def test_d25_what_will_be_refused_is_refused_instead_of_continued(tmp_path: Path) -> None:
     async with running(file=keyed(tmp_path)) as rig:
         client = await rig.connect()
@@ -472,6 +493,21 @@ async def test_d28_a_head_over_the_limit_is_431_with_the_limits_name(lines: list
         assert (answer.status, answer.code) == (431, "headers_too_large")
         assert "limits.header_" in answer.json["error"]["message"]
         assert answer.header("connection") == "close"
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    ["X-Long: " + "a" * 200_000, "Host: twice", "Bad Name: 1", "Content-Length: x"],
+)
+async def test_d28_on_messages_a_spoilt_head_is_told_in_anthropics_form(spoilt: str) -> None:
+    async with running() as rig:
+        client = await rig.connect()
+        await client.send(head("Host: gw", spoilt, path="//v1/messages?beta=true"))
+        answer = await client.answer()
+
+        assert answer.status in (400, 431)
+        assert answer.json["type"] == "error"
+        assert answer.json["error"]["type"] == "invalid_request_error"
 
 
 async def test_d28_a_target_over_the_limit_is_431() -> None:

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -232,3 +233,29 @@ def test_a_connection_held_back_at_the_answers_end_is_read_again_by_the_next_req
     assert line.owner.heard[-1] == "done"
     assert line.released == [True]
     assert not line.upstream_transport.reading_paused
+
+
+@pytest.mark.parametrize("opening", [b"0\r\nx-sum: ", b"5;a="])
+@pytest.mark.parametrize("step", [1000, 70_000])
+def test_trailers_and_chunk_extensions_without_end_are_cut(opening: bytes, step: int) -> None:
+    line = Line()
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ntransfer-encoding: chunked\r\n\r\n"
+    sent = 0
+    for part in [head + b"1\r\nx\r\n", opening, *[b"a" * step] * (4_000_000 // step)]:
+        if line.upstream_transport.is_closing():
+            break
+        line.upstream.data_received(part)
+        sent += len(part)
+
+    assert sent < 500_000
+    assert line.owner.heard[-1] == "lost"
+    assert line.upstream_transport.aborted
+
+
+def test_chunks_of_one_byte_are_no_overhead() -> None:
+    line = Line()
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ntransfer-encoding: chunked\r\n\r\n"
+    written = line.feed([head, *[b"1\r\nx\r\n" * 100] * 2000, b"0\r\n\r\n"], end=True)
+
+    assert payload_of(written)[2] == b"x" * 200_000
+    assert line.owner.heard[-1] == "done"

@@ -47,7 +47,10 @@ class Notes:
         )
         connection.respond(request, 200, b"", b"{}")
 
-    def error_answer(self, request: HttpRequest | None, error: GatewayError) -> tuple[bytes, bytes]:
+    def error_answer(
+        self, request: HttpRequest | None, error: GatewayError, target: bytes = b""
+    ) -> tuple[bytes, bytes]:
+        assert not (request and target)
         self.seen.append({"error": error.status, "known": request is not None})
         return b"", error.body()
 

@@ -41,9 +41,12 @@ def chain_bytes(data: bytes, salt: int, block_bytes: int = BLOCK_BYTES) -> "arra
     return array("Q", chain)
 
 
-def chain_blocks(data: bytes, salt: int, block_bytes: int) -> "array[int]":
-    """Return the chained hashes of all full blocks, every one of `block_bytes` (token mode)."""
-    return array("Q", _chain(data, salt, block_bytes))
+def chain_blocks(data: bytes, link: int, block_bytes: int) -> "array[int]":
+    """Return the hashes of `data`'s full blocks, chained on to `link`, the hash before them.
+
+    From the salt on, this is token mode's whole chain: every block of `block_bytes`.
+    """
+    return array("Q", _chain(data, link, block_bytes))
 
 
 def _chain(data: bytes, link: int, block_bytes: int) -> list[int]:

@@ -9,7 +9,8 @@ from collections import OrderedDict
 from typing import Any, Final, Protocol
 
 from gateway.core.canonical import canonical
-from gateway.core.chain import BLOCK_BYTES, chain_bytes, narrow_blocks
+from gateway.core.chain import BLOCK_BYTES, narrow_blocks
+from gateway.core.chain_memo import ChainMemo
 from gateway.core.request import ParsedRequest
 from gateway.core.types import Chain
 
@@ -53,6 +54,7 @@ class BytePrompter:
         self._salt = salt & 0xFFFF_FFFF_FFFF_FFFF
         self._block_bytes = block_bytes
         self._narrow_blocks = narrow_blocks(block_bytes)
+        self._memo = ChainMemo(self._salt, block_bytes)
         self._conversations: OrderedDict[int, float] = OrderedDict()
         self._models: dict[tuple[str, str], float] = {}
 
@@ -60,7 +62,7 @@ class BytePrompter:
         """Return the prompt's chain, its token count estimated."""
         stream = canonical(request, isolation=isolation)
         block_bytes = self._block_bytes
-        hashes = chain_bytes(stream, self._salt, block_bytes)
+        hashes = self._memo.chain(stream)
         size = len(stream)
         if "prompt" in request.data and _is_token_ids(request.data):
             ratio = ID_BYTES

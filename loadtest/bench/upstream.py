@@ -16,7 +16,7 @@ _PACE = re.compile(rb'"seed":\s*(\d+)')
 _STREAM = re.compile(rb'"stream":\s*true')
 _USAGE = (
     b'"usage":{"prompt_tokens":300,"total_tokens":340,"completion_tokens":40,'
-    b'"prompt_tokens_details":{"cached_tokens":0}}'
+    b'"prompt_tokens_details":null}'
 )
 _TEXT = b"All work and no play makes Jack a dull boy. " * 8
 

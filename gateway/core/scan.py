@@ -43,7 +43,7 @@ _TERMINAL: dict[Api, re.Pattern[bytes]] = {
 }
 
 
-_NO_USAGE = Usage()
+NO_USAGE = Usage()
 
 
 class Scanner:
@@ -104,6 +104,10 @@ class Scanner:
         return _STREAM_ERROR.search(b"".join(self.tail)) is not None
 
 
+NOTHING_SEEN = Scanner()
+"""What an answer that has not begun says. Must never be fed."""
+
+
 def find_usage(data: bytes) -> Usage:
     """Return the last parseable `"usage": {...}` of `data`, in any dialect."""
     end = len(data)
@@ -119,7 +123,7 @@ def find_usage(data: bytes) -> Usage:
             if usage is not None:
                 return usage
         end = at
-    return _NO_USAGE
+    return NO_USAGE
 
 
 def _parse_usage(data: bytes) -> Usage | None:

@@ -5,6 +5,7 @@ An attempt is repeated only when the backend surely did not start it (design, se
 
 import logging
 
+from gateway.core.scan import OPENING_MAX, find_usage
 from gateway.core.types import Api, Outcome, Ticket
 from gateway.edge.deadlines import TERMINAL_APIS, Deadlines
 from gateway.edge.inband import refusal_events
@@ -17,7 +18,13 @@ from gateway.telemetry.record import AttemptResult
 
 _log = logging.getLogger("radixgate.exchange")
 _JOIN_BELOW = 16 * 1024  # below this one copy costs less than a second iovec
+_LOOK_BYTES = OPENING_MAX + 8192  # an answer's head and the start of its body
 _ATTEMPT_RESULTS = {4: AttemptResult.STATUS_4XX, 5: AttemptResult.STATUS_5XX}
+_OK = (Outcome.OK, AttemptResult.OK)
+_WHOLE = {
+    4: (Outcome.UPSTREAM_4XX, AttemptResult.STATUS_4XX),
+    5: (Outcome.UPSTREAM_5XX, AttemptResult.STATUS_5XX),
+}
 
 
 class Attempts(Deadlines):
@@ -25,30 +32,25 @@ class Attempts(Deadlines):
 
     __slots__ = ()
 
-    def _attempt(self) -> None:
-        ticket = self._ticket
-        assert ticket is not None
-        self._note_placement(ticket)
-        upstream = self._handler.upstreams.get(ticket.backend)
-        if upstream is None:
-            self._next_attempt(AttemptResult.CONNECT_FAILED, "backend was removed")
-            return
-        self._upstream = upstream
-        self._send_or_connect(upstream)
-
-    def _note_placement(self, ticket: Ticket) -> None:
+    def _attempt(self, ticket: Ticket, now: float) -> None:
+        """Go to the backend that `ticket` was placed on at `now`."""
         handler, record = self._handler, self.record
-        handler.dispatcher.remember(record.request_id, ticket, handler.clock())
+        handler.dispatcher.remember(record.request_id, ticket, now)
         record.backend = ticket.backend
         record.attempts = ticket.attempts
         record.predicted_tokens = ticket.hit_tokens
         record.reason = ticket.reason
+        self._upstream = upstream = handler.upstreams.get(ticket.backend)
+        if upstream is None:
+            self._next_attempt(AttemptResult.CONNECT_FAILED, "backend was removed")
+        else:
+            self._send_or_connect(upstream, now)
 
-    def _send_or_connect(self, upstream: Upstream) -> None:
-        connection = upstream.pool.take(self._handler.clock())
+    def _send_or_connect(self, upstream: Upstream, now: float) -> None:
+        connection = upstream.pool.take(now)
         if connection is not None:
             self._pooled = True
-            self._send(upstream, connection)
+            self._send(upstream, connection, now)
         else:
             self._open(upstream)
 
@@ -69,46 +71,50 @@ class Attempts(Deadlines):
         if self.ended:
             connection.abort()
         else:
-            self._send(upstream, connection)
+            self._send(upstream, connection, self._handler.clock())
 
-    def _send(self, upstream: Upstream, connection: UpstreamConnection) -> None:
-        request, handler, parsed = self.request, self._handler, self._parsed
-        assert request.route is not None
-        api = parsed.api if parsed is not None else Api.RESPONSES
-        earlier = self._relay
+    def _send(self, upstream: Upstream, connection: UpstreamConnection, now: float) -> None:
+        request, handler, client, body = self.request, self._handler, self._client, self._body
+        earlier, route, plan = self._relay, self._route, request.plan
+        api = route.api or Api.RESPONSES
         self._relay = relay = Relay(
-            self,
-            self._client,
-            api,
-            handler.clock,
-            handler.telemetry.itl(self.record.cls, self.record.model).observe_all,
-            remove_usage=self._inject_usage,
+            self, client, api, handler.clock, remove_usage=self._inject_usage
         )
         if earlier is not None and earlier.opened:
             relay.adopt(earlier)
-        self._sent_at = handler.clock()
-        length = len(self._body) if request.method == "POST" else None
-        lines = request.forward + handler.forwarding_lines(request, self._client.peer)
+        self._sent_at = now
+        if not plan.plain:
+            handler.fill_plan(request, client.peer)
         # A coded stream would hide the usage chunk that the client must not see.
-        coding = b"identity" if self._inject_usage else request.picked.get(b"accept-encoding")
-        if coding is not None:
-            lines += b"accept-encoding: %b\r\n" % coding
-        head = upstream.head(request.method, request.route.path, request.query, lines, length)
-        short = len(self._body) < _JOIN_BELOW
-        pieces = [head + self._body] if short else [head, self._body]
-        relay.start(connection, pieces, bodyless=request.method == "HEAD")
-        if self._client.writing_paused:  # by an earlier answer that the client has not read
-            relay.pause(self._sent_at)
+        lines = plan.plain if self._inject_usage else plan.lines
+        bodyless = False
+        if route.id is None and not request.query:
+            opening = upstream.openings.get(route.path) or upstream.opening(route.path)
+            head = b"%b%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (
+                opening,
+                lines,
+                request.request_id,
+                len(body),
+            )
+        else:
+            bodyless = request.method == "HEAD"
+            lines += b"x-request-id: %b\r\n" % request.request_id
+            length = len(body) if request.method == "POST" else None
+            head = upstream.head(request.method, route.path, request.query, lines, length)
+        pieces = [head + body] if len(body) < _JOIN_BELOW else [head, body]
+        relay.start(connection, pieces, bodyless=bodyless)
+        if client.writing_paused:  # by an earlier answer that the client has not read
+            relay.pause(now)
 
     def _next_attempt(self, result: AttemptResult, reason: str) -> None:
         """The attempt surely did not start at the backend: try another, or give up."""
-        handler, ticket = self._handler, self._ticket
+        handler, ticket = self._handler, self.ticket
         now = handler.clock()
         self._count_attempt(result)
         if ticket is not None:
             handler.dispatcher.attempt_failed(ticket, now)
             if ticket.attempts < handler.max_attempts and handler.dispatcher.reassign(ticket, now):
-                self._attempt()
+                self._attempt(ticket, now)
                 return
         _log.warning("request %s: %s: %s", self.record.request_id, self.record.backend, reason)
         self.refuse(UpstreamError("The backend could not be reached."))
@@ -124,8 +130,23 @@ class Attempts(Deadlines):
     def relay_first_content(self, now: float) -> None:
         """Note TTFT; the prefill is no longer owed."""
         self.record.ttft_s = now - self.record.received_at
-        if self._ticket is not None:
-            self._handler.dispatcher.first_token(self._ticket, now)
+        if self.ticket is not None:
+            self._handler.dispatcher.first_token(self.ticket, now)
+
+    def relay_gaps(self, gaps: list[float]) -> None:
+        """Count the gaps between chunks."""
+        record = self.record
+        self._handler.telemetry.itl(record.cls, record.model).observe_all(gaps)
+
+    def relay_whole(self, data: bytes, now: float) -> None:
+        """Finish with an answer that came, and went on, in one piece."""
+        kind = self.record.status // 100
+        outcome, result = _WHOLE.get(kind, _OK)
+        if self.record.backend is not None:
+            self._handler.telemetry.attempt(self.record.backend, result)
+        opening = data[:_LOOK_BYTES] if self._route.api is Api.RESPONSES else b""
+        self._close_books(outcome, now, find_usage(data), opening, reached=kind < 4)
+        self._client.done()
 
     def relay_done(self) -> None:
         """Classify a properly ended answer and finish."""

@@ -102,7 +102,8 @@ class ClientConnection(Receiver):
         self._exchange = None
         if not self._pumping:
             self._after_answer()
-            self._pump()
+            if self._ready or self._fatal is not None or not self._reading:
+                self._pump()
 
     def close_if_idle(self) -> None:
         """Close unless a request is being received or answered."""
@@ -142,6 +143,24 @@ class ClientConnection(Receiver):
         poll = select.poll()
         poll.register(sock.fileno(), _GONE)
         return bool(poll.poll(0))
+
+    def _serve(self, request: HttpRequest) -> None:
+        """Start the only request there is."""
+        listener = self._listener
+        self._pumping = True
+        if listener.closing:
+            request.keep_alive = False
+        self.version_11, self.keep_alive = request.version_11, request.keep_alive
+        if request.error is None:
+            self._exchange = exchange = listener.handler.start(self, request)
+        else:
+            exchange = None
+            self.respond_error(request, request.error)
+        self._pumping = False
+        if exchange is None:
+            self._after_answer()
+        else:
+            self.deadline = 0.0  # the exchange's own deadlines, looked at with the next tick
 
     def _pump(self) -> None:
         """Start requests in order until one is in progress."""

@@ -9,10 +9,12 @@ import logging
 from typing import TYPE_CHECKING
 
 from gateway.core.request import ParsedRequest
+from gateway.core.scan import NO_USAGE
 from gateway.core.types import Api, Finish, Outcome, Ticket, Usage
 from gateway.edge.client import ClientConnection
 from gateway.edge.http import HttpRequest
 from gateway.edge.inband import error_events
+from gateway.edge.routes import Route
 from gateway.edge.upstreams import Upstream
 from gateway.errors import GatewayError, NoBackend
 from gateway.relay.relay import Relay
@@ -36,47 +38,44 @@ class Endings:
         "_parsed",
         "_pooled",
         "_relay",
+        "_route",
         "_sent_at",
-        "_ticket",
         "_upstream",
         "ended",
         "record",
         "request",
+        "ticket",
     )
 
-    def __init__(self, handler: "Handler", client: ClientConnection, request: HttpRequest) -> None:
-        assert request.route is not None
+    def __init__(
+        self, handler: "Handler", client: ClientConnection, request: HttpRequest, route: Route
+    ) -> None:
+        key = request.key
         self._handler = handler
         self._client = client
         self.request = request
+        self._route = route
         self.record = RequestRecord(
-            request_id=request.request_id.decode("latin-1"),
-            api=request.route.path,
-            received_at=request.received_at,
-            key=request.key.name if request.key is not None else None,
+            request.request_id.decode("latin-1"),
+            route.path,
+            request.received_at,
+            None,
+            None,
+            None,
+            None if key is None else key.name,
             client=client.peer,
         )
         self.ended = False
         self._body = request.body
-        request.body = b""
+        request.body = b""  # a head may be remembered, with the request it came with
         self._parsed: ParsedRequest | None = None
-        self._ticket: Ticket | None = None
+        self.ticket: Ticket | None = None
         self._upstream: Upstream | None = None
         self._relay: Relay | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._inject_usage = False
         self._pooled = False  # the attempt's connection had served before: it may be stale
         self._sent_at = 0.0
-
-    @property
-    def policy(self) -> str:
-        """Return the routing policy that decided, for the debug header."""
-        return self._ticket.policy if self._ticket is not None else "none"
-
-    @property
-    def query_tokens(self) -> int:
-        """Return the prompt's tokens as counted before dispatch."""
-        return self._ticket.query.chain.tokens if self._ticket is not None else 0
 
     def client_lost(self) -> None:
         """The client left: whatever phase this is, the backend is told at once."""
@@ -141,8 +140,8 @@ class Endings:
             self._count_attempt(AttemptResult.ABORTED)
 
     def _backend_failed(self) -> None:
-        if self._ticket is not None:
-            self._handler.dispatcher.attempt_failed(self._ticket, self._handler.clock())
+        if self.ticket is not None:
+            self._handler.dispatcher.attempt_failed(self.ticket, self._handler.clock())
 
     def _count_attempt(self, result: AttemptResult) -> None:
         if self.record.backend is not None:
@@ -151,49 +150,46 @@ class Endings:
     # --- the one exit
 
     def _finish(self, outcome: Outcome) -> None:
-        """Give everything back, learn, count: the one exit."""
+        """Give everything back, learn, count; whatever the answer was."""
+        relay = self._relay
+        usage, reached, opening = NO_USAGE, False, b""
+        if relay is not None:
+            relay.settle()
+            if relay.started:
+                scanner = relay.scanner
+                usage, opening = scanner.usage(), scanner.opening
+            reached = 200 <= relay.status < 400 and relay.last_at > 0
+        self._close_books(outcome, self._handler.clock(), usage, opening, reached=reached)
+
+    def _close_books(
+        self, outcome: Outcome, now: float, usage: Usage, opening: bytes, *, reached: bool
+    ) -> None:
+        """Leave, settle, learn and be counted. `opening` is how the answer's payload began."""
         self.ended = True
-        handler, record = self._handler, self.record
-        now = handler.clock()
+        handler, record, relay, ticket = self._handler, self.record, self._relay, self.ticket
         record.outcome = outcome
         record.total_s = now - record.received_at
-        handler.ended(self)
+        if usage is not NO_USAGE:
+            record.completion_tokens = usage.completion_tokens
+            record.cached_tokens = usage.cached_tokens
+            if usage.prompt_tokens is not None:
+                record.prompt_tokens = usage.prompt_tokens
+        live = handler.live
+        live.discard(self)
+        if handler.draining and not live:
+            handler.quiet.set()
         try:
-            self._settle(outcome, now)
+            if ticket is not None and not ticket.finished:
+                chunks, last_at = (relay.chunks, relay.last_at) if relay is not None else (0, 0.0)
+                finish = Finish(outcome, reached, usage, chunks, last_at or None)
+                handler.dispatcher.finish(ticket, finish, now)
+                if usage.prompt_tokens is not None:
+                    query = ticket.query
+                    prompter = handler.prompter(query.model)
+                    prompter.learn(query.model, query.cls, query.chain, usage.prompt_tokens)
+            if opening and record.backend is not None and self._route.api is Api.RESPONSES:
+                handler.responses.learn(opening, record.backend)
         except Exception:  # noqa: BLE001 - a fault in the books costs no client its answer
             _log.exception("request %s: a fault in its settlement", record.request_id)
         self._relay = None  # it refers back: without the cycle, all this goes at once
         handler.telemetry.finished(record)
-
-    def _settle(self, outcome: Outcome, now: float) -> None:
-        handler, record, relay, ticket = self._handler, self.record, self._relay, self._ticket
-        if relay is not None:
-            relay.settle()
-        usage = relay.scanner.usage() if relay is not None and relay.started else Usage()
-        self._note_usage(usage)
-        if ticket is not None and not ticket.finished:
-            ok = relay is not None and 200 <= relay.status < 400
-            finish = Finish(
-                outcome=outcome,
-                prefilled=ok and (relay is not None and relay.last_at > 0),
-                usage=usage,
-                chunks=relay.chunks if relay is not None else 0,
-                last_token_at=relay.last_at if relay is not None and relay.last_at else None,
-            )
-            handler.dispatcher.finish(ticket, finish, now)
-            self._learn(ticket, usage)
-        if relay is not None and record.api == Api.RESPONSES.value and record.backend is not None:
-            handler.responses.learn(relay.scanner.opening, record.backend)
-
-    def _learn(self, ticket: Ticket, usage: Usage) -> None:
-        if usage.prompt_tokens is not None:
-            query = ticket.query
-            prompter = self._handler.prompter(query.model)
-            prompter.learn(query.model, query.cls, query.chain, usage.prompt_tokens)
-
-    def _note_usage(self, usage: Usage) -> None:
-        record = self.record
-        if usage.prompt_tokens is not None:
-            record.prompt_tokens = usage.prompt_tokens
-        record.completion_tokens = usage.completion_tokens
-        record.cached_tokens = usage.cached_tokens

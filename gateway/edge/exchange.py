@@ -8,7 +8,7 @@ import logging
 
 from gateway.core.request import ParsedRequest, UsageOption
 from gateway.core.splice import replace_model, replace_priority, request_usage
-from gateway.core.types import Api, Refusal, RefusalKind, Ticket
+from gateway.core.types import Api, Refusal, RefusalKind
 from gateway.edge import keys
 from gateway.edge.attempts import Attempts
 from gateway.edge.decode import decode_body
@@ -17,6 +17,7 @@ from gateway.errors import GatewayError, InternalError, NoBackend, NotFound, Rat
 from gateway.telemetry.record import AdmissionResult
 
 _log = logging.getLogger("radixgate.exchange")
+_ADMITTED = AdmissionResult.ADMITTED  # a member costs a look-up in its class each time
 _USAGE_APIS = frozenset({Api.CHAT, Api.COMPLETIONS})
 
 
@@ -27,12 +28,14 @@ class Exchange(Attempts):
 
     def begin(self) -> None:
         """Run the phases up to the first attempt; any error is answered."""
+        handler = self._handler
         try:
-            self._handler.check_capacity()
-            if self.request.route is not None and self.request.route.id is not None:
-                self._begin_by_id(self.request.route.id)
-            else:
+            if handler.draining or len(handler.live) > handler.max_streams:
+                raise handler.at_capacity()  # noqa: TRY301 - all errors are answered below
+            if self._route.id is None:
                 self._begin_routed()
+            else:
+                self._begin_by_id(self._route.id)
         except GatewayError as error:
             self.refuse(error)
         except Exception:  # noqa: BLE001 - a fault of ours costs one request, never the process
@@ -40,13 +43,39 @@ class Exchange(Attempts):
             self.refuse(InternalError("Internal error of the gateway; its log has the cause."))
 
     def _begin_routed(self) -> None:
-        self._decode()
-        parsed = self._parse()
-        model = self.record.model = resolve_model(self._handler.dispatcher, parsed.model)
-        keys.require(self.request.key, model)
-        self._ticket = self._admit(parsed, model)
-        self._edit_body(parsed, model)
-        self._attempt()
+        handler, request, record, route = self._handler, self.request, self.record, self._route
+        key, plan = request.key, request.plan
+        if plan.coding is not None:
+            self._body = decode_body(self._body, plan.coding, handler.body_limit)
+        kind = (request.text(b"content-type") or "") if route.multipart else ""
+        self._parsed = parsed = parse_body(route, self._body, kind)
+        record.stream = parsed.stream
+        record.model = model = resolve_model(handler.dispatcher, parsed.model)
+        if key is not None:
+            keys.require(key, model)
+        query = build_query(
+            handler.dispatcher,
+            handler.prompter(model),
+            parsed,
+            model,
+            path=route.path,
+            user_agent=request.user_agent,
+            key=key,
+            forced_class=plan.forced_class,
+            session=request.session,
+        )
+        record.cls = cls = query.cls
+        now = handler.clock()
+        ticket = handler.dispatcher.admit(query, now)
+        if isinstance(ticket, Refusal):
+            raise self._refusal(ticket, cls, model)
+        self.ticket = ticket
+        handler.telemetry.admission(cls, _ADMITTED)
+        record.prompt_tokens = query.chain.tokens
+        record.queue_s = 0.0
+        if parsed.stream or parsed.model != model or key is not None:
+            self._edit_body(parsed, model)
+        self._attempt(ticket, now)
 
     def _begin_by_id(self, response_id: str) -> None:
         """`/v1/responses/{id}`: only the backend that made a response knows it."""
@@ -56,44 +85,7 @@ class Exchange(Attempts):
             raise NotFound("No response with this id was made through this gateway.", param="id")
         self.record.backend = self._upstream.name
         self.record.attempts = 1
-        self._send_or_connect(self._upstream)
-
-    def _decode(self) -> None:
-        encoding = self.request.picked.get(b"content-encoding")
-        if encoding is not None:
-            limit = self._handler.body_limit
-            self._body = decode_body(self._body, encoding.decode("latin-1"), limit)
-
-    def _parse(self) -> ParsedRequest:
-        route = self.request.route
-        assert route is not None
-        kind = (self.request.text(b"content-type") or "") if route.multipart else ""
-        self._parsed = parsed = parse_body(route, self._body, kind)
-        self.record.stream = parsed.stream
-        return parsed
-
-    def _admit(self, parsed: ParsedRequest, model: str) -> Ticket:
-        handler, request, record = self._handler, self.request, self.record
-        may_choose = request.key.choose_class if request.key is not None else handler.keys.open
-        query = build_query(
-            handler.dispatcher,
-            handler.prompter(model),
-            parsed,
-            model,
-            path=record.api,
-            user_agent=request.user_agent,
-            key=request.key,
-            forced_class=request.text(b"x-gateway-class") if may_choose else None,
-            session=request.session,
-        )
-        cls = record.cls = query.cls
-        answer = handler.dispatcher.admit(query, handler.clock())
-        if isinstance(answer, Refusal):
-            raise self._refusal(answer, cls, model)
-        handler.telemetry.admission(cls, AdmissionResult.ADMITTED)
-        record.prompt_tokens = query.chain.tokens
-        record.queue_s = 0.0
-        return answer
+        self._send_or_connect(self._upstream, self._handler.clock())
 
     def _refusal(self, refusal: Refusal, cls: str, model: str) -> GatewayError:
         telemetry = self._handler.telemetry
@@ -109,7 +101,7 @@ class Exchange(Attempts):
 
     def _edit_body(self, parsed: ParsedRequest, model: str) -> None:
         """Splice in the values a rule changes; every other byte stays the client's."""
-        if parsed.model is not None and parsed.model != model and not self._multipart:
+        if parsed.model is not None and parsed.model != model and not self._route.multipart:
             self._body = replace_model(self._body, model)
         key = self.request.key
         if key is not None and not key.choose_priority and parsed.data.get("priority"):
@@ -122,7 +114,3 @@ class Exchange(Attempts):
         ):
             self._body = request_usage(self._body, parsed.usage_option)
             self._inject_usage = True
-
-    @property
-    def _multipart(self) -> bool:
-        return self.request.route is not None and self.request.route.multipart

@@ -24,7 +24,7 @@ from gateway.edge.answers import JSON, Cors, RequestIds, error_lines
 from gateway.edge.client import ClientConnection
 from gateway.edge.endings import Endings
 from gateway.edge.exchange import Exchange
-from gateway.edge.http import HttpRequest, client_request_id, path_of
+from gateway.edge.http import HttpRequest, Plan, client_request_id, path_of
 from gateway.edge.keys import KeyRing
 from gateway.edge.query import build_query, model_not_found, parse_body, resolve_model
 from gateway.edge.routes import Local
@@ -43,6 +43,8 @@ from gateway.telemetry.record import RequestRecord
 _log = logging.getLogger("radixgate.edge")
 _RESPONSE_ID = re.compile(rb'"id":\s*"(resp_[A-Za-z0-9_-]{1,120})"')
 _RESPONSES_MAX = 10_000
+_SHOWN_MAX = 4096  # (backend, class, policy) whose header lines are kept
+_FIRST_ATTEMPT = b"x-gateway-attempts: 1\r\n"
 
 
 class ModelList(Protocol):
@@ -121,18 +123,25 @@ class Handler:
         self.inject_usage = config.streams.inject_usage
         self.max_attempts = config.retries.attempts
         self.body_limit = config.limits.body_mib * 1024 * 1024
-        self._max_streams = config.limits.streams
+        self.max_streams = config.limits.streams
         self._debug = config.debug_headers
+        self._shown: dict[tuple[str | None, str | None, str], bytes] = {}
+        self.era = object()  # another one with every configuration
         self._proxies = [ipaddress.ip_network(net, strict=False) for net in config.trusted_proxies]
 
     # --- server.Handler
 
     def precheck(self, request: HttpRequest) -> None:
         """Route, name and authenticate a request by its head."""
-        request.request_id = client_request_id(request.picked) or self._ids.new()
-        route = request.route
-        if route is None:  # known when the head was seen before
-            route = request.route = routes.find(request.method, request.path)
+        if request.era is self.era:  # the head was seen before
+            if not request.named:
+                request.request_id = self._ids.new()
+            return
+        request.key = None
+        own_id = client_request_id(request.picked)
+        request.named = own_id is not None
+        request.request_id = own_id or self._ids.new()
+        route = request.route = routes.find(request.method, request.path)
         if request.method == "OPTIONS":
             if not self.cors.on:
                 allowed = ", ".join(route.methods)
@@ -140,6 +149,13 @@ class Handler:
         elif not route.open:
             picked = request.picked
             request.key = self.keys.check(picked.get(b"authorization"), picked.get(b"x-api-key"))
+            key = request.key
+            may_choose = key.choose_class if key is not None else self.keys.open
+            request.plan = Plan(
+                coding=request.text(b"content-encoding"),
+                forced_class=request.text(b"x-gateway-class") if may_choose else None,
+            )
+            request.era = self.era
 
     def start(self, connection: ClientConnection, request: HttpRequest) -> Exchange | None:
         """Answer a local route, or begin an exchange."""
@@ -151,7 +167,7 @@ class Handler:
         if route.local is not None:
             self._answer_locally(connection, request, route.local)
             return None
-        exchange = Exchange(self, connection, request)
+        exchange = Exchange(self, connection, request, route)
         self.live.add(exchange)
         exchange.begin()
         return None if exchange.ended else exchange
@@ -187,24 +203,17 @@ class Handler:
 
     # --- what exchanges use
 
-    def check_capacity(self) -> None:
-        """Raise when no further request may begin."""
+    def at_capacity(self) -> GatewayError:
+        """Return why no further request may begin."""
         if self.draining:
-            raise Draining("The gateway is shutting down.")
-        if len(self.live) > self._max_streams:
-            raise Overloaded(
-                f"The gateway serves {self._max_streams} requests at once (limits.streams)."
-            )
+            return Draining("The gateway is shutting down.")
+        return Overloaded(
+            f"The gateway serves {self.max_streams} requests at once (limits.streams)."
+        )
 
     def prompter(self, model: str) -> Prompter:
         """Return how this model's prompts are counted and hashed."""
         return self._prompters.get(model, self._default_prompter)
-
-    def ended(self, exchange: Endings) -> None:
-        """Forget an exchange; `quiet` is set when the last one ends while draining."""
-        self.live.discard(exchange)
-        if self.draining and not self.live:
-            self.quiet.set()
 
     def drain(self) -> None:
         """Begin nothing new."""
@@ -212,39 +221,52 @@ class Handler:
         if not self.live:
             self.quiet.set()
 
-    def forwarding_lines(self, request: HttpRequest, peer: str) -> bytes:
-        """Return the header lines of ours that a backend gets."""
+    def fill_plan(self, request: HttpRequest, peer: str) -> Plan:
+        """Note the header lines that backends get with this head."""
+        picked, plan = request.picked, request.plan
         chain = peer.encode()
-        claimed = request.picked.get(b"x-forwarded-for")
+        claimed = picked.get(b"x-forwarded-for")
         if claimed is not None and self._trusted(peer):
             chain = b"%b, %b" % (claimed, chain)
-        if not chain:
-            return b"x-request-id: %b\r\n" % request.request_id
-        return b"x-request-id: %b\r\nx-forwarded-for: %b\r\n" % (request.request_id, chain)
+        lines = request.forward + (b"x-forwarded-for: %b\r\n" % chain if chain else b"")
+        accepts = picked.get(b"accept-encoding")
+        plan.lines = lines if accepts is None else b"%baccept-encoding: %b\r\n" % (lines, accepts)
+        plan.plain = lines + b"accept-encoding: identity\r\n"
+        return plan
 
     def answer_lines(self, exchange: Endings) -> bytes:
         """Return the header lines of ours that a relayed answer gets."""
         request = exchange.request
-        lines = b"x-request-id: %b\r\n" % request.request_id
-        if self.cors.on:
-            lines += self.cors.lines(request)
-        return lines + self.debug_lines(exchange)
+        lines = b"x-request-id: %b\r\n%b" % (request.request_id, self.debug_lines(exchange))
+        return lines + self.cors.lines(request) if self.cors.on else lines
 
     def debug_lines(self, exchange: Endings) -> bytes:
         """Return the `x-gateway-*` lines (contract, section 3)."""
         if not self._debug:
             return b""
-        record = exchange.record
-        if record.predicted_tokens is None:
+        record, ticket = exchange.record, exchange.ticket
+        if ticket is None:
             lines = f"x-gateway-class: {record.cls}\r\n" if record.cls is not None else ""
             return lines.encode("latin-1", "replace")
-        return (
-            f"x-gateway-backend: {record.backend}\r\nx-gateway-class: {record.cls}\r\n"
-            f"x-gateway-policy: {exchange.policy}\r\n"
-            f"x-gateway-prefix: {record.predicted_tokens}/{exchange.query_tokens}\r\n"
-            f"x-gateway-queue-ms: {round((record.queue_s or 0.0) * 1000)}\r\n"
-            f"x-gateway-attempts: {record.attempts}\r\n"
-        ).encode("latin-1", "replace")
+        names = (record.backend, record.cls, ticket.policy)
+        shown = self._shown.get(names) or self._name(names)
+        return b"%bx-gateway-prefix: %d/%d\r\nx-gateway-queue-ms: %d\r\n" % (
+            shown
+            if record.attempts == 1
+            else b"%bx-gateway-attempts: %d\r\n"
+            % (shown.removesuffix(_FIRST_ATTEMPT), record.attempts),
+            ticket.hit_tokens,
+            ticket.query.chain.tokens,
+            1000 * (record.queue_s or 0.0) + 0.5,
+        )
+
+    def _name(self, names: tuple[str | None, str | None, str]) -> bytes:
+        if len(self._shown) >= _SHOWN_MAX:
+            self._shown.clear()
+        lines = "x-gateway-backend: {}\r\nx-gateway-class: {}\r\nx-gateway-policy: {}\r\n"
+        text = lines.format(*names).encode("latin-1", "replace") + _FIRST_ATTEMPT
+        self._shown[names] = text
+        return text
 
     def explain(self, body: bytes, path: str) -> Explanation:
         """Return what would happen to this body on this path now; nothing is sent or counted.

@@ -14,7 +14,7 @@ import msgspec
 from gateway.config.schema import KeyConfig
 from gateway.edge.routes import Route
 from gateway.errors import GatewayError
-from gateway.relay.relay import HOP_BY_HOP
+from gateway.relay.heads import HOP_BY_HOP
 
 Header = tuple[bytes, bytes]
 
@@ -76,6 +76,19 @@ STATUS_LINES = {
 }
 
 
+class Plan(msgspec.Struct):
+    """What a head alone decides under one configuration; shared by all requests with that head.
+
+    `lines` are the header lines a backend gets but for the request id and the length; `plain`
+    the same when the answer must come without a content coding. Both are empty until first used.
+    """
+
+    coding: str | None = None
+    forced_class: str | None = None
+    lines: bytes = b""
+    plain: bytes = b""
+
+
 class HttpRequest(msgspec.Struct):
     """One request. `body` is complete when the request reaches the handler."""
 
@@ -94,6 +107,9 @@ class HttpRequest(msgspec.Struct):
     request_id: bytes = b""
     user_agent: str = ""
     session: str | None = None  # the conversation id the client's headers name, if any
+    era: object = None  # the configuration (`Handler.era`) under which route and key were found
+    named: bool = False  # the client brought the request id
+    plan: Plan = msgspec.field(default_factory=Plan)  # the handler's; of all with the same head
 
     def text(self, name: bytes) -> str | None:
         """Return a picked header as text."""

@@ -79,6 +79,10 @@ class Receiver(asyncio.Protocol):
         self._memo = HeadMemo()
         self._noted: HttpRequest | None = None
 
+    def _serve(self, request: HttpRequest) -> None:
+        """Start `request` at once; the other half's."""
+        raise NotImplementedError
+
     def _pump(self) -> None:
         """Start what is complete; the other half's."""
         raise NotImplementedError
@@ -92,13 +96,30 @@ class Receiver(asyncio.Protocol):
             data = self._take_body(data)
         elif self._request is None and not self._in_head:
             known = self._memo.match(data, self._listener.clock())
-            if known is not None and known[2] <= self._listener.body_bytes:
-                data = self._begin_known(data, *known)
-            else:
+            if known is None or known[2] > self._listener.body_bytes:
                 fresh = True
+            elif known[1] + known[2] == len(data) and self._exchange is None and not self._ready:
+                # Hot path: a whole request, nothing before it and nothing behind.
+                request = known[0]
+                request.body = data[known[1] :]
+                self._precheck(request)
+                self._serve(request)
+                return
+            else:
+                data = self._begin_known(data, *known)
         if data:
             self._parse(data, fresh=fresh)
         self._pump()
+
+    def _precheck(self, request: HttpRequest) -> None:
+        """Judge a request whose head is remembered."""
+        era = request.era
+        try:
+            self._listener.handler.precheck(request)
+        except GatewayError as error:
+            request.error = error
+        if request.era is not era:
+            self._memo.renew(request)
 
     def _parse(self, data: bytes, *, fresh: bool) -> None:
         """Feed the parser; `fresh` = `data` begins with a request's first byte."""
@@ -147,10 +168,7 @@ class Receiver(asyncio.Protocol):
     def _begin_known(self, data: bytes, request: HttpRequest, start: int, length: int) -> bytes:
         """Begin a request whose head is remembered; return what follows its body."""
         self._start_body(request)
-        try:
-            self._listener.handler.precheck(request)
-        except GatewayError as error:
-            request.error = error
+        self._precheck(request)
         self._body_left = length
         if length == 0:
             self.on_message_complete()

@@ -27,6 +27,13 @@ class Upstream:
         if spec.api_key is not None:
             fixed += f"authorization: Bearer {spec.api_key}\r\n".encode("latin-1")
         self._fixed = fixed
+        self.openings: dict[str, bytes] = {}  # by the path of a route in the table
+
+    def opening(self, path: str) -> bytes:
+        """Return how every POST to `path` without a query begins; for paths of our own only."""
+        line = f"POST {self.pool.origin.prefix}{path} HTTP/1.1\r\n".encode("latin-1")
+        opening = self.openings[path] = line + self._fixed
+        return opening
 
     def head(self, method: str, path: str, query: bytes, lines: bytes, length: int | None) -> bytes:
         """Return the request head; `lines` are the client's forwarded header lines and ours."""

@@ -14,6 +14,8 @@ from typing import Any, Protocol, cast
 
 import httptools
 
+from gateway.relay.heads import AnswerMemo, Headers
+
 _log = logging.getLogger("radixgate.relay")
 _HEAD_MAX = 256 * 1024  # of an answer, interim heads included; engines send 1 KB
 _CHUNKING_MAX = 8  # bytes on the wire per byte of payload; chunks of one byte need 6
@@ -22,11 +24,20 @@ _BYTES_ACKED = struct.Struct("=Q")
 _BYTES_ACKED_AT = 120  # offset of tcpi_bytes_acked in Linux's struct tcp_info (4.1+)
 _DIRTY = select.POLLIN | select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)
 
-# Size lines of chunks that are recognised without the parser: exactly as engines write them.
-_SIZES = {b"%x" % size: size for size in range(1, 16 * 1024)}
-_SIZE_LINE_MAX = 6
+_CHUNK_MAX = 8 * 1024  # on the wire, of chunks that are recognised without the parser
+_NO_LINE = b"\0"  # no chunk begins like this
 
-Headers = list[tuple[bytes, bytes]]
+
+def _size_lines() -> list[bytes]:
+    """Return, by a chunk's length on the wire, its size line as engines write it."""
+    lines = [_NO_LINE] * _CHUNK_MAX
+    for size in range(1, _CHUNK_MAX - 8):
+        line = b"%x\r\n" % size
+        lines[len(line) + size + 2] = line
+    return lines
+
+
+_SIZE_LINES = _size_lines()
 
 
 class Sink(Protocol):
@@ -37,6 +48,12 @@ class Sink(Protocol):
 
     def body(self, payload: bytes) -> None:
         """Take payload bytes, framing removed."""
+
+    def whole(self, memo: AnswerMemo, data: bytes, start: int) -> None:
+        """Take a complete answer: its head is `memo`'s, its body `data[start:]`."""
+
+    def event(self, framed: bytes, start: int) -> None:
+        """Take one whole chunk as `chunk` does; its payload ends as events do."""
 
     def chunk(self, framed: bytes, start: int) -> None:
         """Take one whole chunk as it came: size line, payload from `start` on, CRLF."""
@@ -64,6 +81,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_headers",
         "_headers_done",
         "_keep_alive",
+        "_memo",
         "_parser",
         "_payload",
         "_poll",
@@ -75,6 +93,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_started",
         "_status",
         "idle_since",
+        "recognises",
         "sink",
         "transport",
     )
@@ -90,6 +109,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._bodyless = self._between_chunks = False
         self._headers: Headers = []
         self._status, self._reason = 0, b""
+        self._memo = AnswerMemo()
+        self.recognises = True  # whether a known head may be passed by the parser
 
     # --- asyncio.Protocol
 
@@ -111,15 +132,30 @@ class UpstreamConnection(asyncio.Protocol):
         if self._between_chunks:
             # Hot path: engines write one event per chunk, and it arrives as one read. The parser
             # stands between chunks before and after, so it need not see a whole one.
-            end = data.find(b"\r\n", 0, _SIZE_LINE_MAX)
-            size = _SIZES.get(data[:end])
-            if size is not None and len(data) == end + 4 + size and data[-2:] == b"\r\n":
-                sink.chunk(data, end + 2)
-                return
+            length = len(data)
+            line = _SIZE_LINES[length] if length < _CHUNK_MAX else _NO_LINE
+            if data.startswith(line):
+                if data[-4:] == b"\n\n\r\n":
+                    sink.event(data, len(line))
+                    return
+                if data[-2:] == b"\r\n":
+                    sink.chunk(data, len(line))
+                    return
+        elif (
+            not self._started
+            and self.recognises
+            and (start := self._memo.match(data))
+            and self.transport.get_write_buffer_size() == 0
+        ):
+            # The parser stands between answers before and after.
+            self.sink = None
+            self._release(self, True)
+            sink.whole(self._memo, data, start)
+            return
         self._parse(data)
 
     def _parse(self, data: bytes) -> None:
-        self._started = True
+        fresh, self._started = not self._started, True
         if self._headers_done:
             self._raw += len(data)
         else:
@@ -135,6 +171,8 @@ class UpstreamConnection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._keep_alive = False
             self._fail(f"malformed answer: {_text(error)}")
+        if fresh and self.recognises and self._headers_done and self._keep_alive:
+            self._memo.note(data, self._status, self._reason, self._headers)
         if self._ended is not None:
             self._finish()
         elif self.sink is not None:
@@ -178,8 +216,13 @@ class UpstreamConnection(asyncio.Protocol):
         self._started = self._framed = self._headers_done = self._between_chunks = False
         self._head_bytes = self._raw = self._payload = 0
         self._sent_before = self._sent
-        self._sent += sum(map(len, pieces))
-        self.transport.writelines(pieces)
+        self.recognises = not bodyless
+        if len(pieces) == 1:
+            self._sent += len(pieces[0])
+            self.transport.write(pieces[0])
+        else:
+            self._sent += sum(map(len, pieces))
+            self.transport.writelines(pieces)
 
     def abort(self) -> None:
         """Cut the connection now; the sink hears nothing more."""

@@ -6,7 +6,7 @@ told as an event. Must never keep more than `LATE_MAX` bytes.
 
 from typing import TYPE_CHECKING
 
-from gateway.relay.connection import Headers
+from gateway.relay.heads import AnswerMemo, Headers
 
 if TYPE_CHECKING:
     from gateway.relay.relay import Relay
@@ -29,6 +29,16 @@ class LateAnswer:
     def body(self, payload: bytes) -> None:
         """Keep the beginning."""
         self._body += payload[: LATE_MAX - len(self._body)]
+
+    def whole(self, memo: AnswerMemo, data: bytes, start: int) -> None:
+        """Keep the body of an answer that came at once."""
+        self.head(memo.status, b"", [])
+        self.body(data[start:])
+        self.complete()
+
+    def event(self, framed: bytes, start: int) -> None:
+        """Keep a chunk's payload."""
+        self.body(framed[start:-2])
 
     def chunk(self, framed: bytes, start: int) -> None:
         """Keep a chunk's payload."""

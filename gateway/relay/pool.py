@@ -6,6 +6,7 @@ checked for EOF before use. There is no limit on how many are open: admission li
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -53,6 +54,7 @@ class Pool:
         self._idle: dict[UpstreamConnection, None] = {}  # oldest first
         self._open: set[UpstreamConnection] = set()
         self._closed = False
+        self._clock: Callable[[], float] | None = None
         self._ssl = ssl.create_default_context() if origin.tls else None
 
     @property
@@ -62,8 +64,9 @@ class Pool:
 
     def take(self, now: float) -> UpstreamConnection | None:
         """Return a usable idle connection, newest first, or None."""
-        while self._idle:
-            connection, _ = self._idle.popitem()
+        idle = self._idle
+        while idle:
+            connection = idle.popitem()[0]
             if now - connection.idle_since < IDLE_S and connection.alive():
                 return connection
             connection.abort()
@@ -110,7 +113,8 @@ class Pool:
 
     def _release(self, connection: UpstreamConnection, reusable: bool) -> None:
         if reusable and not self._closed:
-            connection.idle_since = asyncio.get_running_loop().time()
+            clock = self._clock or self._find_clock()
+            connection.idle_since = clock()
             self._idle[connection] = None
             return
         if reusable:
@@ -118,3 +122,7 @@ class Pool:
             return
         self._open.discard(connection)
         self._idle.pop(connection, None)
+
+    def _find_clock(self) -> Callable[[], float]:
+        self._clock = clock = asyncio.get_running_loop().time
+        return clock

@@ -10,49 +10,21 @@ The relay knows nothing of routing: its owner hears `relay_started`, `relay_firs
 
 import asyncio
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Protocol
 
-from gateway.core.scan import OPENING_MAX, Scanner
+from gateway.core.scan import NOTHING_SEEN, OPENING_MAX, Scanner
 from gateway.core.types import Api
-from gateway.relay.connection import Headers, UpstreamConnection
+from gateway.relay.connection import UpstreamConnection
+from gateway.relay.heads import AnswerMemo, Headers, Sorted, without
 from gateway.relay.late import LateAnswer
 from gateway.relay.usage_filter import UsageFilter
 
-HOP_BY_HOP = frozenset(
-    {
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    }
-)
-_NOT_FORWARDED = HOP_BY_HOP | frozenset(  # an engine's CORS headers would open what stays closed
-    {
-        b"x-request-id",
-        b"access-control-allow-credentials",
-        b"access-control-allow-headers",
-        b"access-control-allow-methods",
-        b"access-control-allow-origin",
-        b"access-control-expose-headers",
-        b"access-control-max-age",
-        b"x-gateway-attempts",
-        b"x-gateway-backend",
-        b"x-gateway-class",
-        b"x-gateway-policy",
-        b"x-gateway-prefix",
-        b"x-gateway-queue-ms",
-    }
-)
-# As uvicorn and most servers write them: no need to fold their case.
-_LOWER = frozenset({b"content-length", b"content-type", b"date", b"server", b"vary"})
 _STREAM_OURS = frozenset({b"x-accel-buffering", b"cache-control"})
 _STREAM_HEADERS = b"x-accel-buffering: no\r\ncache-control: no-cache\r\n"
 _FIELDS = (b"data:", b"event:")
+_NEVER = b"\0"
+_CHOICES = (b'"choices":[{', b'"choices": [{')
 _GAPS_MAX = 64  # noted gaps that are handed on together: a quarter of the cost of one by one
 _LAST_CHUNK = b"0\r\n\r\n"
 
@@ -65,6 +37,12 @@ class Owner(Protocol):
 
     def relay_first_content(self, now: float) -> None:
         """Hear that the first content of a stream went out."""
+
+    def relay_whole(self, data: bytes, now: float) -> None:
+        """Hear that `data`, whose head was known, is the whole answer and has been written."""
+
+    def relay_gaps(self, gaps: list[float]) -> None:
+        """Hear the seconds between chunks of content."""
 
     def relay_done(self) -> None:
         """Hear that the answer ended by its own framing."""
@@ -90,16 +68,17 @@ class Relay:
         "_client",
         "_clock",
         "_filter",
-        "_gaps",
-        "_itl",
         "_owner",
+        "_single",
+        "_tail",
+        "_times",
+        "_usual",
         "_write",
         "api",
         "chunks",
         "connection",
         "encoded",
         "first_at",
-        "last_at",
         "late",
         "opened",
         "paused_at",
@@ -115,19 +94,23 @@ class Relay:
         client: Client,
         api: Api,
         clock: Callable[[], float],
-        itl: Callable[[list[float]], None],
         *,
         remove_usage: bool,
     ) -> None:
         self._owner = owner
         self._client = client
         self._clock = clock
-        self._itl = itl
         self._write = client.transport.write
         self._filter = UsageFilter() if remove_usage else None
         self._bodyless = self._chunked = False
+        # What a chunk of whole events begins with that may pass as it came, and whether it must
+        # hold one event only: with a filter, what proves that it is not the usage chunk.
+        self._usual: bytes | tuple[bytes, ...] = _NEVER
+        self._single = remove_usage
+        self._times: list[float] = []  # when content came, the last time settled first
         self.api = api
-        self.scanner = Scanner()
+        self.scanner = NOTHING_SEEN  # until the head came
+        self._tail = NOTHING_SEEN.tail
         self.connection: UpstreamConnection | None = None
         self.status = 0
         self.stream = False
@@ -135,10 +118,15 @@ class Relay:
         self.late: bytes | None = None  # what the backend then answered, if it was no stream
         self.encoded = False  # a content coding hides the events: nothing can be read or added
         self.chunks = 0  # up to date after `settle`
-        self._gaps: list[float] = []
-        self.first_at = self.last_at = 0.0
+        self.first_at = 0.0
         self.paused_at = 0.0
         self.written_at = 0.0  # when a keep-alive comment of ours last went out
+
+    @property
+    def last_at(self) -> float:
+        """Return when payload last came, 0 if none did."""
+        times = self._times
+        return times[-1] if times else 0.0
 
     @property
     def started(self) -> bool:
@@ -152,6 +140,8 @@ class Relay:
         self.connection = connection
         self._bodyless = bodyless
         connection.send(self, pieces, bodyless=bodyless)
+        if self.opened:
+            connection.recognises = False
 
     # --- Sink
 
@@ -160,12 +150,15 @@ class Relay:
         if self.opened:
             self._head_after_opening(status, headers)
             return
-        lines = [b"HTTP/1.1 %d %b\r\n" % (status, reason)]
-        length = self._forward(headers, lines)
-        if self.stream:
-            lines = _without(lines, _STREAM_OURS)
-        else:
+        self._scan()
+        fields = Sorted(headers)
+        lines, length = fields.lines, fields.length
+        self.stream, self.encoded = fields.stream, fields.encoded
+        if not self.stream or self.encoded:
             self._filter = None
+            self._single = False
+        if self.stream:
+            lines = without(lines, _STREAM_OURS)
         if self._filter is not None:
             length = None
         self.status = status
@@ -175,12 +168,30 @@ class Relay:
         if self.stream:
             lines.append(_STREAM_HEADERS)
         lines.append(self._owner.relay_started(status, stream=self.stream))
-        lines.append(b"\r\n")
-        self._write(b"".join(lines))
+        self._write(b"HTTP/1.1 %d %b\r\n%b\r\n" % (status, reason, b"".join(lines)))
+
+    def whole(self, memo: AnswerMemo, data: bytes, start: int) -> None:
+        """Write a complete answer whose head is known; it is no stream."""
+        if self.paused_at:
+            self.resume()  # the connection may be the next request's by now
+        self.connection = None
+        self.status = status = memo.status
+        self.first_at = now = self._clock()
+        self._times = [now]
+        self.chunks = 1
+        client, owner = self._client, self._owner
+        lines = owner.relay_started(status, stream=False)
+        if not client.keep_alive or not client.version_11:
+            lines += self._framing(status, memo.length)
+        self._write(b"%b%b\r\n%b\r\n%b" % (memo.head, memo.length, lines, data[start:]))
+        owner.relay_whole(data, now)
 
     def open_early(self) -> None:
         """Write a stream's head before the backend's has come, so that comments can follow."""
         self.opened = self.stream = True
+        self._scan()
+        if self.connection is not None:  # an answer of any form is parsed: its head came too late
+            self.connection.recognises = False
         lines = [b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"]
         lines += (self._framing(200, None), _STREAM_HEADERS)
         lines += (self._owner.relay_started(200, stream=True), b"\r\n")
@@ -192,84 +203,69 @@ class Relay:
         self._chunked, self.written_at = earlier._chunked, earlier.written_at  # noqa: SLF001
 
     def _head_after_opening(self, status: int, headers: Headers) -> None:
-        self.stream = False
-        self._forward(headers, [b""])
-        if self.connection is not None and not (status == 200 and self.stream and not self.encoded):
+        self._scan()
+        fields = Sorted(headers)
+        if self.connection is not None and not (
+            status == 200 and fields.stream and not fields.encoded
+        ):
             self.connection.sink = LateAnswer(self)
         self.status = status
-        self.stream, self.encoded = True, False  # as the client sees it
 
-    def _forward(self, headers: Headers, lines: list[bytes]) -> bytes | None:
-        """Append the lines to forward, note what they say; return the Content-Length."""
-        length = nominated = None
-        for name, value in headers:
-            low = name if name in _LOWER else name.lower()
-            if low == b"content-length":
-                length = value
-            elif low not in _NOT_FORWARDED:
-                lines.append(b"%b: %b\r\n" % (name, value))
-                if low == b"content-type":
-                    self.stream = value[:17].lower() == b"text/event-stream"
-                elif low == b"content-encoding":
-                    self.encoded = True
-                    self._filter = None
-            elif low == b"connection":
-                nominated = value if nominated is None else nominated + b"," + value
-        if nominated is not None:
-            drop = frozenset(token.strip().lower() for token in nominated.split(b","))
-            lines[:] = _without(lines, drop)
-        return length
+    def _scan(self) -> None:
+        if self.scanner is NOTHING_SEEN:
+            self.scanner = Scanner()
+            self._tail = self.scanner.tail
 
     def body(self, payload: bytes) -> None:
-        """Write payload; hot path: one call per streamed chunk."""
+        """Write payload of any form."""
         now = self._clock()
         if self.first_at:
-            self._gaps.append(now - self.last_at)
-            if len(self._gaps) >= _GAPS_MAX:
+            self._times.append(now)
+            if len(self._times) > _GAPS_MAX:
                 self.settle()
         else:
+            self._times = [now]
             self._before_content(payload, now)
-        self.last_at = now
         self.scanner.keep(payload)
         if self._filter is not None:
-            payload = self._filter.feed(payload)
+            self._usual = _NEVER
+            whole, payload = payload, self._filter.feed(payload)
             if not payload:
                 return
+            if payload == whole and self.first_at and self._chunked and self._filter.idle:
+                self._usual = _up_to_choices(payload)
+        elif self.first_at and self._chunked:
+            self._usual = _FIELDS
         if self._chunked:
             self._write(b"%x\r\n%b\r\n" % (len(payload), payload))
         else:
             self._write(payload)
 
-    def chunk(self, framed: bytes, start: int) -> None:
-        """Write one whole chunk, framing and all: the hot path of every stream."""
-        if (
-            not self.first_at
-            or not self._chunked
-            or framed[-4:] != b"\n\n\r\n"
-            or not framed.startswith(_FIELDS, start)
+    def event(self, framed: bytes, start: int) -> None:
+        """Write one chunk of whole events, framing and all: the hot path of every stream."""
+        if not framed.startswith(self._usual, start) or (
+            self._single and framed.find(b"\n", start) != len(framed) - 4
         ):
-            self.body(framed[start:-2])  # not whole events: the scanner needs them unframed
+            self.body(framed[start:-2])
             return
-        now = self._clock()
-        gaps = self._gaps
-        gaps.append(now - self.last_at)
-        if len(gaps) >= _GAPS_MAX:
+        times = self._times
+        times.append(self._clock())
+        if len(times) > _GAPS_MAX:
             self.settle()
-        self.last_at = now
-        self.scanner.tail.append(framed)
-        if self._filter is not None and not self._filter.passes(framed):
-            framed = self._filter.feed(framed[start:-2])
-            if framed:
-                self._write(b"%x\r\n%b\r\n" % (len(framed), framed))
-            return
+        self._tail.append(framed)
         self._write(framed)
+
+    def chunk(self, framed: bytes, start: int) -> None:
+        """Write one whole chunk that is not whole events: the scanner needs them unframed."""
+        self.body(framed[start:-2])
 
     def settle(self) -> None:
         """Hand on the gaps noted so far."""
-        gaps, self._gaps = self._gaps, []
-        if gaps:
-            self.chunks += len(gaps)
-            self._itl(gaps)
+        times = self._times
+        if self.first_at and len(times) > 1:
+            self.chunks += len(times) - 1
+            self._owner.relay_gaps([after - before for before, after in pairwise(times)])
+            del times[:-1]
 
     def _before_content(self, payload: bytes, now: float) -> None:
         content = self.scanner.is_first_content(payload) if self.stream else True
@@ -316,7 +312,10 @@ class Relay:
     def resume(self) -> None:
         """Read on."""
         self.paused_at = 0.0
-        self.last_at = max(self.last_at, self._clock()) if self.last_at else 0.0
+        times = self._times
+        if times:  # the wait was the client's: no gap of the backend's
+            self.settle()
+            times[-1] = max(times[-1], self._clock())
         if self.connection is not None and not self.connection.transport.is_closing():
             self.connection.transport.resume_reading()
 
@@ -346,6 +345,10 @@ class Relay:
         return lines
 
 
-def _without(lines: list[bytes], drop: frozenset[bytes]) -> list[bytes]:
-    """Return a head's lines but for those named in `drop`."""
-    return [lines[0], *(ln for ln in lines[1:] if ln.partition(b":")[0].lower() not in drop)]
+def _up_to_choices(event: bytes) -> bytes:
+    """Return an event's beginning up to its first choice: the rest of its stream's begin so too."""
+    for mark in _CHOICES:
+        end = event.find(mark) + len(mark)
+        if end >= len(mark) and event.startswith(b"data:") and event.find(b"\n") > end:
+            return event[:end]
+    return _NEVER

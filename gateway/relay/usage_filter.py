@@ -22,14 +22,10 @@ class UsageFilter:
         self._held = b""
         self._passing = False  # inside an event too long to be the usage chunk
 
-    def passes(self, framed: bytes) -> bool:
-        """Return whether a chunk of whole events (its framing included) goes on as it is."""
-        return (
-            b'"choices":[]' not in framed
-            and b'"choices": [' not in framed
-            and not self._held
-            and not self._passing
-        )
+    @property
+    def idle(self) -> bool:
+        """Return whether it stands between events."""
+        return not self._held and not self._passing
 
     def feed(self, payload: bytes) -> bytes:
         """Return the bytes to send now; `b""` if all of it is held or removed."""

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from gateway.core.types import Api
 from gateway.relay.connection import UpstreamConnection
-from gateway.relay.relay import HOP_BY_HOP, Relay
+from gateway.relay.heads import HOP_BY_HOP
+from gateway.relay.relay import Relay
 from tests.property.wire import RESPONSES, FakeTransport, payload_of, pieces, split_head, splits
 
 OURS = {b"x-accel-buffering", b"cache-control", b"content-length", b"connection", b"x-ours"}
@@ -39,6 +40,14 @@ class Owner:
         assert self.relay is not None
         self.relay.end()
 
+    def relay_whole(self, data: bytes, now: float) -> None:
+        assert data
+        assert now
+        self.relay_done()
+
+    def relay_gaps(self, gaps: list[float]) -> None:
+        assert min(gaps) > 0
+
     def relay_lost(self, *, unread: bool, reason: str) -> None:
         self.heard.append("lost")
         assert reason
@@ -61,9 +70,7 @@ class Line:
         self.upstream = UpstreamConnection(lambda _, reusable: self.released.append(reusable))
         self.upstream_transport = FakeTransport()
         self.upstream.connection_made(self.upstream_transport)
-        self.relay = Relay(
-            self.owner, self.client, api, self.clock, lambda _: None, remove_usage=remove_usage
-        )
+        self.relay = Relay(self.owner, self.client, api, self.clock, remove_usage=remove_usage)
         self.owner.relay = self.relay
         self.relay.start(self.upstream, [b"POST / HTTP/1.1\r\n\r\n"])
 

@@ -12,6 +12,8 @@ import random
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
 from time import time  # noqa: TID251 - dates in /v1/models, no interval
 from typing import Self
 
@@ -19,7 +21,7 @@ from aiohttp import web
 
 import gateway
 from gateway import tasks
-from gateway.config.backends import backends_of, expand_dns
+from gateway.config.backends import Names, backends_of, expand_dns
 from gateway.config.build import core_settings
 from gateway.config.load import Loaded, load
 from gateway.config.problems import ConfigErrors
@@ -81,11 +83,13 @@ class App:
         self._tasks: list[asyncio.Task[None]] = []
         self._reloading = asyncio.Lock()
         self._addresses: dict[str, tuple[str, ...]] = {}
-        self.config = loaded.config
+        self.config = self._started_with = loaded.config
+        self._tokenizers: dict[str, tuple[int, Prompter]] = {}
         self.started_at = self._clock()
 
     async def start(self) -> Self:
         """Build everything, listen, and wait for the first word of the backends (at most 2 s)."""
+        self._bind_listeners()  # first: an address in use is told before anything is open
         await self._resolve_names(self.config)
         config = self._expanded(self.config)
         settings = core_settings(config, {})
@@ -155,6 +159,7 @@ class App:
             try:
                 loaded = await asyncio.to_thread(self._source.load)
                 await self._resolve_names(loaded.config)
+                restart = _needs_restart(self._started_with, loaded.config)
                 self._apply(loaded.config)
             except ConfigErrors as errors:
                 return self._not_reloaded([str(problem) for problem in errors.problems])
@@ -162,7 +167,9 @@ class App:
                 return self._not_reloaded([str(error)])
         self.telemetry.reload("ok")
         _log.info("configuration reloaded")
-        return ReloadResult(ok=True)
+        if restart:
+            _log.warning("these take effect with the next start: %s", ", ".join(restart))
+        return ReloadResult(ok=True, needs_restart=restart)
 
     @property
     def url(self) -> str:
@@ -181,17 +188,32 @@ class App:
         prompters: dict[str, Prompter] = {}
         for model in config.models:
             if model.tokenizer is not None:
-                from gateway.prompt.load import load_prompter  # noqa: PLC0415 - optional extra
-
-                prompters[model.name] = load_prompter(
-                    model.tokenizer, self._salt, self._byte_prompter
-                )
+                prompters[model.name] = self._tokenizer(model.tokenizer)
         return prompters
 
+    def _tokenizer(self, path: str) -> Prompter:
+        """Return the prompter of a tokenizer; a reload keeps one whose file is unchanged."""
+        from gateway.prompt.load import load_prompter  # noqa: PLC0415 - optional extra
+
+        changed = Path(path).stat().st_mtime_ns if Path(path).exists() else 0
+        held = self._tokenizers.get(path)
+        if held is None or held[0] != changed:
+            held = changed, load_prompter(path, self._salt, self._byte_prompter)
+            self._tokenizers[path] = held
+        return held[1]
+
+    def _bind_listeners(self) -> None:
+        listen, admin = self.config.listen, self.config.admin
+        self._socket = _bind(listen.host, listen.port)
+        try:
+            self._admin_socket = _bind(admin.host, admin.port)
+        except OSError:
+            self._socket.close()
+            raise
+
     async def _listen(self, config: Config) -> None:
-        sock = _bind(config.listen.host, config.listen.port)
         self._server = await self._loop.create_server(
-            self._listener.protocol, sock=sock, backlog=_BACKLOG
+            self._listener.protocol, sock=self._socket, backlog=_BACKLOG
         )
         self._listener.start_ticking()
         context = AdminContext(
@@ -207,7 +229,6 @@ class App:
         )
         self._runner = web.AppRunner(build_admin(context), access_log=None)
         await self._runner.setup()
-        self._admin_socket = _bind(config.admin.host, config.admin.port)
         await web.SockSite(self._runner, self._admin_socket).start()
 
     async def _close(self) -> None:
@@ -244,6 +265,10 @@ class App:
     def _publish(self, config: Config, settings: CoreSettings) -> None:
         """Tell everything that shows names which there are."""
         self._catalog.configure(settings.models, [model.name for model in config.models])
+        names = Names(config)
+        self.handler.awaiting_models = not all(
+            self._catalog.knows(names.of(backend)) for backend in config.backends
+        )
         self.telemetry.set_labels(
             [cls.name for cls in settings.classes],
             [model.name for model in settings.models],
@@ -317,6 +342,12 @@ def _targets(config: Config) -> list[Target]:
         Target(spec.name, spec.url, spec.api_key, backend.engine)
         for spec, backend in zip(_upstream_specs(config), backends_of(config), strict=True)
     ]
+
+
+def _needs_restart(old: Config, new: Config) -> tuple[str, ...]:
+    """Return the changed keys that only a start reads: the listeners' addresses."""
+    keys = ("listen.host", "listen.port", "admin.host", "admin.port")
+    return tuple(key for key in keys if attrgetter(key)(old) != attrgetter(key)(new))
 
 
 def _pace(config: Config) -> Pace:

@@ -95,10 +95,10 @@ async def _serve(source: Source, loaded: Loaded) -> int:
     app = App(source, loaded, installed)
     try:
         await app.start()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # an address in use; a tokenizer that does not load
         print(f"radixgate: {error}", file=sys.stderr)
         installed.close()
-        return 1
+        return 1 if isinstance(error, OSError) else 2
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     signals = _Signals(app, ended)

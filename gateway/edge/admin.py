@@ -72,10 +72,14 @@ class Books(Protocol):
 
 @dataclass(slots=True, frozen=True)
 class ReloadResult:
-    """How a reload went. `problems` are the configuration's mistakes, one line each."""
+    """How a reload went. `problems` are the configuration's mistakes, one line each.
+
+    `needs_restart` are changed keys that a reload cannot apply.
+    """
 
     ok: bool
     problems: tuple[str, ...] = ()
+    needs_restart: tuple[str, ...] = ()
 
 
 @dataclass(slots=True, frozen=True)
@@ -175,7 +179,8 @@ class _Routes:
     async def reload(self, _request: web.Request) -> web.Response:
         result = await self._context.reload()
         if result.ok:
-            return _json({"result": "ok"})
+            restart = list(result.needs_restart)
+            return _json({"result": "ok"} | ({"needs_restart": restart} if restart else {}))
         error = InvalidRequest("the configuration has mistakes; the old one stays in force")
         answer = orjson.loads(error.body()) | {"problems": list(result.problems)}
         return _json(answer, status=error.status)

@@ -7,7 +7,7 @@ from gateway.core.prompter import Prompter
 from gateway.core.request import ParsedRequest, RequestFault, parse_json, parse_multipart
 from gateway.core.types import Api, Query
 from gateway.edge.routes import Route
-from gateway.errors import InvalidJson, InvalidRequest, ModelNotFound
+from gateway.errors import InvalidJson, InvalidRequest, ModelNotFound, NoBackend
 
 # The other routes read a prompt and write no token.
 _GENERATE = frozenset(
@@ -20,6 +20,7 @@ _GENERATE = frozenset(
         Api.TRANSLATIONS,
     }
 )
+_STARTING = "No backend that is up serves this model, and some have not told their models yet."
 _SHOWN = 100  # characters of a client's model id that an error repeats
 
 
@@ -40,21 +41,26 @@ def parse_body(route: Route, body: bytes, content_type: str) -> ParsedRequest:
         raise error(fault.message, param=fault.param) from None
 
 
-def resolve_model(dispatcher: Dispatcher, asked: str | None) -> str:
+def resolve_model(dispatcher: Dispatcher, asked: str | None, *, awaiting: bool = False) -> str:
     """Return the configured name of the model a request means.
+
+    `awaiting` = some backend has not told its models yet, so nothing is known not to exist.
 
     Raises:
         InvalidRequest: none named, and more than one is served.
         ModelNotFound: nobody serves it.
+        NoBackend: perhaps a backend that is still starting will.
     """
     if asked is None:
         served = dispatcher.models
         if len(served) == 1:
             return served[0].name
+        if not served and awaiting:
+            raise NoBackend(_STARTING)
         raise InvalidRequest("`model` is required: several models are served.", param="model")
     name = dispatcher.resolve(asked)
     if name is None:
-        raise model_not_found(asked)
+        raise NoBackend(_STARTING) if awaiting else model_not_found(asked)
     return name
 
 

@@ -38,7 +38,7 @@ def load_prompter(
         from gateway.prompt.tokens import TokenPrompter  # noqa: PLC0415
     except ImportError:
         raise TokenizerProblem(
-            "`tokenizer` needs optional packages: pip install 'radixgate[tokens]'"
+            "`tokenizer` needs the extra `tokens`: pip install '.[tokens]' in the clone"
         ) from None
     given = Path(path)
     directory = given if given.is_dir() else given.parent

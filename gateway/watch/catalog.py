@@ -83,6 +83,10 @@ class Catalog:
                 served.setdefault(name, []).append(backend)
         return {name: tuple(backends) for name, backends in served.items()}
 
+    def knows(self, backend: str) -> bool:
+        """Return whether the backend has ever told its models."""
+        return backend in self._entries
+
     def body(self, allowed: tuple[str, ...] | None = None) -> bytes:
         """Return the JSON list, limited to ids that match one of the globs `allowed`."""
         body = self._views.get(allowed)

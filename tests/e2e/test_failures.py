@@ -96,7 +96,7 @@ def test_sigterm_lets_an_open_stream_finish(fleet: Fleet, tmp_path: Path) -> Non
 
     assert whole.rstrip().endswith(b"data: [DONE]")
     assert b'"error"' not in whole
-    assert len(re.findall(rb"(?m)^data: \{", whole)) > 200
+    assert b'"finish_reason":"length"' in whole.replace(b" ", b"")  # all 300 tokens came
 
 
 def pool_connections(gateway: Gateway, backends: set[str]) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from tests.e2e.conftest import Engine, TinyModel
-from tests.e2e.fleet import MODEL, Fleet, Gateway, eventually, start_gateway
+from tests.e2e.conftest import Engine
+from tests.e2e.fleet import MODEL, Fleet, Gateway, TinyModel, eventually, start_gateway
 from tests.e2e.talk import ask, cached_tokens, opening
 
 BLOCK_TOKENS = 16

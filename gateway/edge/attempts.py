@@ -6,7 +6,7 @@ An attempt is repeated only when the backend surely did not start it (design, se
 import logging
 
 from gateway.core.scan import OPENING_MAX, find_usage
-from gateway.core.types import Api, Outcome, Ticket
+from gateway.core.types import Api, Finish, Outcome, Ticket
 from gateway.edge.deadlines import TERMINAL_APIS, Deadlines
 from gateway.edge.inband import refusal_events
 from gateway.edge.upstreams import Upstream
@@ -44,9 +44,9 @@ class Attempts(Deadlines):
         if upstream is None:
             self._next_attempt(AttemptResult.CONNECT_FAILED, "backend was removed")
         else:
-            self._send_or_connect(upstream, now)
+            self._go(upstream, now)
 
-    def _send_or_connect(self, upstream: Upstream, now: float) -> None:
+    def _go(self, upstream: Upstream, now: float) -> None:
         connection = upstream.pool.take(now)
         if connection is not None:
             self._pooled = True
@@ -123,9 +123,20 @@ class Attempts(Deadlines):
 
     def relay_started(self, status: int, *, stream: bool) -> bytes:
         """Return the header lines of ours."""
-        self.record.status = status
-        self.record.stream = stream
-        return self._handler.answer_lines(self)
+        record, handler, ticket = self.record, self._handler, self.ticket
+        record.status = status
+        record.stream = stream
+        if ticket is not None and record.attempts == 1:
+            shown = handler.shown.get((record.backend, record.cls, ticket.policy))
+            if shown is not None:  # the usual case; the general one fills the table
+                return b"x-request-id: %b\r\n%b%d/%d\r\nx-gateway-queue-ms: %d\r\n" % (
+                    self.request.request_id,
+                    shown,
+                    ticket.hit_tokens,
+                    ticket.query.chain.tokens,
+                    1000 * (record.queue_s or 0.0) + 0.5,
+                )
+        return handler.answer_lines(self)
 
     def relay_first_content(self, now: float) -> None:
         """Note TTFT; the prefill is no longer owed."""
@@ -145,7 +156,7 @@ class Attempts(Deadlines):
         if self.record.backend is not None:
             self._handler.telemetry.attempt(self.record.backend, result)
         opening = data[:_LOOK_BYTES] if self._route.api is Api.RESPONSES else b""
-        self._close_books(outcome, now, find_usage(data), opening, reached=kind < 4)
+        self._close_books(Finish(outcome, kind < 4, find_usage(data), 1, now), now, opening)
         self._client.done()
 
     def relay_done(self) -> None:

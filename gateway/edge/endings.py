@@ -8,9 +8,10 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from gateway.core.prompter import Prompter
 from gateway.core.request import ParsedRequest
 from gateway.core.scan import NO_USAGE
-from gateway.core.types import Api, Finish, Outcome, Ticket, Usage
+from gateway.core.types import Api, Finish, Outcome, Ticket
 from gateway.edge.client import ClientConnection
 from gateway.edge.http import HttpRequest
 from gateway.edge.inband import error_events
@@ -37,6 +38,7 @@ class Endings:
         "_inject_usage",
         "_parsed",
         "_pooled",
+        "_prompter",
         "_relay",
         "_route",
         "_sent_at",
@@ -69,6 +71,7 @@ class Endings:
         self._body = request.body
         request.body = b""  # a head may be remembered, with the request it came with
         self._parsed: ParsedRequest | None = None
+        self._prompter: Prompter | None = None
         self.ticket: Ticket | None = None
         self._upstream: Upstream | None = None
         self._relay: Relay | None = None
@@ -152,22 +155,22 @@ class Endings:
     def _finish(self, outcome: Outcome) -> None:
         """Give everything back, learn, count; whatever the answer was."""
         relay = self._relay
-        usage, reached, opening = NO_USAGE, False, b""
+        usage, reached, opening, chunks, last_at = NO_USAGE, False, b"", 0, 0.0
         if relay is not None:
             relay.settle()
             if relay.started:
                 scanner = relay.scanner
                 usage, opening = scanner.usage(), scanner.opening
-            reached = 200 <= relay.status < 400 and relay.last_at > 0
-        self._close_books(outcome, self._handler.clock(), usage, opening, reached=reached)
+            chunks, last_at = relay.chunks, relay.last_at
+            reached = 200 <= relay.status < 400 and last_at > 0
+        finish = Finish(outcome, reached, usage, chunks, last_at or None)
+        self._close_books(finish, self._handler.clock(), opening)
 
-    def _close_books(
-        self, outcome: Outcome, now: float, usage: Usage, opening: bytes, *, reached: bool
-    ) -> None:
+    def _close_books(self, finish: Finish, now: float, opening: bytes) -> None:
         """Leave, settle, learn and be counted. `opening` is how the answer's payload began."""
         self.ended = True
-        handler, record, relay, ticket = self._handler, self.record, self._relay, self.ticket
-        record.outcome = outcome
+        handler, record, ticket, usage = self._handler, self.record, self.ticket, finish.usage
+        record.outcome = finish.outcome
         record.total_s = now - record.received_at
         if usage is not NO_USAGE:
             record.completion_tokens = usage.completion_tokens
@@ -180,13 +183,10 @@ class Endings:
             handler.quiet.set()
         try:
             if ticket is not None and not ticket.finished:
-                chunks, last_at = (relay.chunks, relay.last_at) if relay is not None else (0, 0.0)
-                finish = Finish(outcome, reached, usage, chunks, last_at or None)
                 handler.dispatcher.finish(ticket, finish, now)
-                if usage.prompt_tokens is not None:
+                if usage.prompt_tokens is not None and self._prompter is not None:
                     query = ticket.query
-                    prompter = handler.prompter(query.model)
-                    prompter.learn(query.model, query.cls, query.chain, usage.prompt_tokens)
+                    self._prompter.learn(query.model, query.cls, query.chain, usage.prompt_tokens)
             if opening and record.backend is not None and self._route.api is Api.RESPONSES:
                 handler.responses.learn(opening, record.backend)
         except Exception:  # noqa: BLE001 - a fault in the books costs no client its answer

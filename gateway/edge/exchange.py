@@ -50,12 +50,15 @@ class Exchange(Attempts):
         kind = (request.text(b"content-type") or "") if route.multipart else ""
         self._parsed = parsed = parse_body(route, self._body, kind)
         record.stream = parsed.stream
-        record.model = model = resolve_model(handler.dispatcher, parsed.model)
+        record.model = model = resolve_model(
+            handler.dispatcher, parsed.model, awaiting=handler.awaiting_models
+        )
         if key is not None:
             keys.require(key, model)
+        self._prompter = prompter = handler.prompter(model)
         query = build_query(
             handler.dispatcher,
-            handler.prompter(model),
+            prompter,
             parsed,
             model,
             path=route.path,
@@ -85,7 +88,7 @@ class Exchange(Attempts):
             raise NotFound("No response with this id was made through this gateway.", param="id")
         self.record.backend = self._upstream.name
         self.record.attempts = 1
-        self._send_or_connect(self._upstream, self._handler.clock())
+        self._go(self._upstream, self._handler.clock())
 
     def _refusal(self, refusal: Refusal, cls: str, model: str) -> GatewayError:
         telemetry = self._handler.telemetry

@@ -44,7 +44,6 @@ _log = logging.getLogger("radixgate.edge")
 _RESPONSE_ID = re.compile(rb'"id":\s*"(resp_[A-Za-z0-9_-]{1,120})"')
 _RESPONSES_MAX = 10_000
 _SHOWN_MAX = 4096  # (backend, class, policy) whose header lines are kept
-_FIRST_ATTEMPT = b"x-gateway-attempts: 1\r\n"
 
 
 class ModelList(Protocol):
@@ -103,6 +102,7 @@ class Handler:
         self.responses = ResponseHomes()
         self.live: set[Endings] = set()
         self.draining = False
+        self.awaiting_models = False  # set by `app`: a backend has not told its models yet
         self.quiet = asyncio.Event()
         self._catalog = parts.catalog
         self._rng = parts.rng
@@ -125,7 +125,8 @@ class Handler:
         self.body_limit = config.limits.body_mib * 1024 * 1024
         self.max_streams = config.limits.streams
         self._debug = config.debug_headers
-        self._shown: dict[tuple[str | None, str | None, str], bytes] = {}
+        # The debug lines of first attempts by (backend, class, policy), where they are all there is.
+        self.shown: dict[tuple[str | None, str | None, str], bytes] = {}
         self.era = object()  # another one with every configuration
         self._proxies = [ipaddress.ip_network(net, strict=False) for net in config.trusted_proxies]
 
@@ -249,24 +250,14 @@ class Handler:
             lines = f"x-gateway-class: {record.cls}\r\n" if record.cls is not None else ""
             return lines.encode("latin-1", "replace")
         names = (record.backend, record.cls, ticket.policy)
-        shown = self._shown.get(names) or self._name(names)
-        return b"%bx-gateway-prefix: %d/%d\r\nx-gateway-queue-ms: %d\r\n" % (
-            shown
-            if record.attempts == 1
-            else b"%bx-gateway-attempts: %d\r\n"
-            % (shown.removesuffix(_FIRST_ATTEMPT), record.attempts),
-            ticket.hit_tokens,
-            ticket.query.chain.tokens,
-            1000 * (record.queue_s or 0.0) + 0.5,
-        )
-
-    def _name(self, names: tuple[str | None, str | None, str]) -> bytes:
-        if len(self._shown) >= _SHOWN_MAX:
-            self._shown.clear()
-        lines = "x-gateway-backend: {}\r\nx-gateway-class: {}\r\nx-gateway-policy: {}\r\n"
-        text = lines.format(*names).encode("latin-1", "replace") + _FIRST_ATTEMPT
-        self._shown[names] = text
-        return text
+        text = "x-gateway-backend: {}\r\nx-gateway-class: {}\r\nx-gateway-policy: {}\r\n"
+        shown = text.format(*names).encode("latin-1", "replace")
+        shown += b"x-gateway-attempts: %d\r\nx-gateway-prefix: " % record.attempts
+        if record.attempts == 1 and not self.cors.on and len(self.shown) < _SHOWN_MAX:
+            self.shown[names] = shown
+        prefix = (ticket.hit_tokens, ticket.query.chain.tokens)
+        waited_ms = round((record.queue_s or 0.0) * 1000)
+        return shown + b"%d/%d\r\nx-gateway-queue-ms: %d\r\n" % (*prefix, waited_ms)
 
     def explain(self, body: bytes, path: str) -> Explanation:
         """Return what would happen to this body on this path now; nothing is sent or counted.

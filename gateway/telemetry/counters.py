@@ -126,21 +126,26 @@ class Counters:
 
     def count(self, record: RequestRecord) -> None:
         """Add a finished request to its row and, if it reached a backend, to the histograms."""
-        names = (record.cls, record.model, record.backend)
-        book = self._books.get(names) or self._book(names)
-        row = book[0]
-        outcomes = row.outcomes
-        outcomes[record.outcome] = outcomes.get(record.outcome, 0) + 1
+        backend, outcome = record.backend, record.outcome
+        names = (record.cls, record.model, backend)
+        row, requests, queues, ttfts = self._books.get(names) or self._book(names)
+        try:
+            row.outcomes[outcome] += 1
+        except KeyError:
+            row.outcomes[outcome] = 1
         row.prompt += record.prompt_tokens or 0
         row.completion += record.completion_tokens or 0
         row.predicted += record.predicted_tokens or 0
         row.cached += record.cached_tokens or 0
-        if record.backend is None:
+        if backend is None:
             return
-        book[1].observe(record.total_s)
-        book[2].observe(record.queue_s or 0.0)
+        requests.observe(record.total_s)
+        if record.queue_s:
+            queues.observe(record.queue_s)
+        else:
+            queues.counts[0] += 1  # no wait
         if record.ttft_s is not None:
-            book[3].observe(record.ttft_s)
+            ttfts.observe(record.ttft_s)
 
     def _book(self, names: Names) -> Book:
         """Return where requests of these names are counted, noted for the next one.

@@ -44,7 +44,8 @@ class Telemetry:
     ) -> None:
         self.log = log
         self.lag = LagWindow(clock)
-        self._counters = Counters()
+        self._counters = counters = Counters()
+        self._attempts, self._admissions = counters.attempts, counters.admissions
         self._page = Page(self._counters, self.lag, source, clock=clock, version=version)
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
@@ -84,7 +85,10 @@ class Telemetry:
 
     def attempt(self, backend: str, result: str) -> None:
         """Count one upstream attempt; `result` is an `AttemptResult`."""
-        self._counters.attempts.add(self._counters.backend(backend), result)
+        try:
+            self._attempts.counts[backend, result] += 1
+        except KeyError:  # not a configured name: those are there from the start
+            self._attempts.add(self._counters.backend(backend), result)
 
     def fallback(self, reason: str) -> None:
         """Count a request routed on less than the whole truth; `reason` is a literal of the code."""
@@ -92,7 +96,10 @@ class Telemetry:
 
     def admission(self, cls: str | None, result: str) -> None:
         """Count what admission said to a request; `result` is an `AdmissionResult`."""
-        self._counters.admissions.add(self._counters.cls(cls), result)
+        try:
+            self._admissions.counts[cls, result] += 1  # type: ignore[index] # None: a KeyError
+        except KeyError:  # not a configured name: those are there from the start
+            self._admissions.add(self._counters.cls(cls), result)
 
     def reload(self, result: str) -> None:
         """Count a configuration reload: `ok` or `failed`."""

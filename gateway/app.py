@@ -46,6 +46,9 @@ _BACKLOG = 4096
 _FIRST_ROUND_S = 2.0
 _HOUSEKEEPING_S = 1.0
 _RESOLVE_S = 10.0
+_FLUSH_POLL_S = 0.02
+_LAST_FLUSH_S = 1.0  # for the errors that the last requests are ended with
+_LOADING_S = 600.0  # how long a backend that never told its models makes an unknown one a 503
 
 Reload = Callable[[], Loaded]
 
@@ -82,15 +85,16 @@ class App:
         self._salt = int.from_bytes(os.urandom(8), "little")
         self._tasks: list[asyncio.Task[None]] = []
         self._reloading = asyncio.Lock()
-        self._addresses: dict[str, tuple[str, ...]] = {}
+        self._addresses: Mapping[str, tuple[str, ...]] = {}
+        self._unknown: list[str] = []  # top-level backends that have not told their models
         self.config = self._started_with = loaded.config
         self._tokenizers: dict[str, tuple[int, Prompter]] = {}
-        self.started_at = self._clock()
+        self.started_at = self._awaited_since = self._clock()
 
     async def start(self) -> Self:
         """Build everything, listen, and wait for the first word of the backends (at most 2 s)."""
         self._bind_listeners()  # first: an address in use is told before anything is open
-        await self._resolve_names(self.config)
+        self._addresses = await self._resolve_names(self.config)
         config = self._expanded(self.config)
         settings = core_settings(config, {})
         now = self._clock()
@@ -143,10 +147,17 @@ class App:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.config.timeouts.drain_s):
                 await self.handler.quiet.wait()
-        for exchange in list(self.handler.live):
-            exchange.shut_down()
-        await asyncio.sleep(0)  # let what was written reach the sockets
+                await self._flushed()
+        self.hurry()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_FLUSH_S):
+                await self._flushed()
         await self._close()
+
+    async def _flushed(self) -> None:
+        """Wait until what was written to clients has left for their sockets."""
+        while self._listener.unsent():  # noqa: ASYNC110 - transports signal no empty buffer
+            await asyncio.sleep(_FLUSH_POLL_S)
 
     def hurry(self) -> None:
         """End every open request now (a second signal)."""
@@ -158,9 +169,9 @@ class App:
         async with self._reloading:
             try:
                 loaded = await asyncio.to_thread(self._source.load)
-                await self._resolve_names(loaded.config)
+                addresses = await self._resolve_names(loaded.config)
                 restart = _needs_restart(self._started_with, loaded.config)
-                self._apply(loaded.config)
+                self._apply(loaded.config, addresses)
             except ConfigErrors as errors:
                 return self._not_reloaded([str(problem) for problem in errors.problems])
             except ValueError as error:
@@ -242,14 +253,17 @@ class App:
 
     # --- changing
 
-    def _apply(self, config: Config) -> None:
+    def _apply(self, config: Config, addresses: Mapping[str, tuple[str, ...]]) -> None:
         """Take a configuration. Everything that can fail comes before the first change."""
-        expanded = self._expanded(config)
+        expanded = expand_dns(config, addresses)
         settings = core_settings(expanded, self._catalog.served())
         specs = _upstream_specs(expanded)
         prompters = self._prompters(expanded)
         self.dispatcher.apply(settings, self._clock())
+        if config is not self.config:
+            self._awaited_since = self._clock()
         self.config = config
+        self._addresses = addresses
         self._upstreams.replace(specs)
         self.handler.configure(expanded, prompters)
         self._listener.configure(expanded.limits, expanded.timeouts)
@@ -266,9 +280,10 @@ class App:
         """Tell everything that shows names which there are."""
         self._catalog.configure(settings.models, [model.name for model in config.models])
         names = Names(config)
-        self.handler.awaiting_models = not all(
-            self._catalog.knows(names.of(backend)) for backend in config.backends
-        )
+        self._unknown = [
+            name for name in map(names.of, config.backends) if not self._catalog.knows(name)
+        ]
+        self._note_awaited()
         self.telemetry.set_labels(
             [cls.name for cls in settings.classes],
             [model.name for model in settings.models],
@@ -277,6 +292,11 @@ class App:
         if self._logs is not None:
             self._logs.apply(config.log)
             self.telemetry.log = self._logs.access
+
+    def _note_awaited(self) -> None:
+        """Say whether a model nobody has told of may yet turn up: engines load for minutes."""
+        waited = self._clock() - self._awaited_since
+        self.handler.awaiting_models = bool(self._unknown) and waited < _LOADING_S
 
     def _expanded(self, config: Config) -> Config:
         return expand_dns(config, self._addresses)
@@ -292,23 +312,29 @@ class App:
         while True:
             await asyncio.sleep(_HOUSEKEEPING_S)
             self._upstreams.expire(self._clock())
+            self._note_awaited()
 
     async def _follow_dns(self) -> None:
         """Re-resolve `dns` backends; a changed set is applied like a reload."""
         while True:
             await asyncio.sleep(_RESOLVE_S)
-            before = dict(self._addresses)
-            await self._resolve_names(self.config)
-            if self._addresses != before:
-                self._apply(self.config)
+            async with self._reloading:
+                addresses = await self._resolve_names(self.config)
+                if addresses == self._addresses:
+                    continue
+                try:
+                    self._apply(self.config, addresses)
+                except (ConfigErrors, ValueError):
+                    _log.exception("the new addresses are not taken")
 
-    async def _resolve_names(self, config: Config) -> None:
+    async def _resolve_names(self, config: Config) -> dict[str, tuple[str, ...]]:
+        """Return the addresses of every `dns` backend; a name that fails keeps its last ones."""
         found: dict[str, tuple[str, ...]] = {}
         for backend in backends_of(config):
             if backend.dns is not None:
                 addresses = await self._addresses_of(backend.dns)
                 found[backend.dns] = addresses or self._addresses.get(backend.dns, ())
-        self._addresses = found
+        return found
 
     async def _addresses_of(self, name: str) -> tuple[str, ...]:
         try:

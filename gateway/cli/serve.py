@@ -93,38 +93,42 @@ def _overrides(args: argparse.Namespace) -> list[str]:
 async def _serve(source: Source, loaded: Loaded) -> int:
     installed = logs.setup(loaded.config.log)
     app = App(source, loaded, installed)
+    signals = _Signals(app)
     try:
         await app.start()
     except (OSError, ValueError) as error:  # an address in use; a tokenizer that does not load
         print(f"radixgate: {error}", file=sys.stderr)
         installed.close()
         return 1 if isinstance(error, OSError) else 2
-    ended = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    signals = _Signals(app, ended)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signals.end)
-    loop.add_signal_handler(signal.SIGHUP, signals.reload)
-    print(f"radixgate ready: {app.url}/v1 admin {app.admin_url}", flush=True)
-    await ended.wait()
+    signals.started = True
+    if not signals.ended.is_set():
+        print(f"radixgate ready: {app.url}/v1 admin {app.admin_url}", flush=True)
+    await signals.ended.wait()
     await app.stop()
     installed.close()
     return 0
 
 
 class _Signals:
-    """What signals do: the first ends gently, the second at once."""
+    """What signals do, from before the start on: the first ends gently, the second at once."""
 
-    def __init__(self, app: App, ended: asyncio.Event) -> None:
+    def __init__(self, app: App) -> None:
+        self.started = False
+        self.ended = asyncio.Event()
         self._app = app
-        self._ended = ended
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.end)
+        loop.add_signal_handler(signal.SIGHUP, self.reload)
 
     def end(self) -> None:
-        """Drain; when already draining, end what is open."""
-        if self._ended.is_set():
+        """Drain; when already draining, end what is open. Before the start: right after it."""
+        if self.ended.is_set() and self.started:
             self._app.hurry()
-        self._ended.set()
+        self.ended.set()
 
     def reload(self) -> None:
-        """Reload in a task: it resolves names."""
+        """Reload in a task: it resolves names. While starting, the file is fresh anyway."""
+        if not self.started:
+            return
         self._reloads = tasks.spawn(self._app.reload(), name="reload")

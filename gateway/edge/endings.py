@@ -17,7 +17,7 @@ from gateway.edge.http import HttpRequest
 from gateway.edge.inband import error_events
 from gateway.edge.routes import Route
 from gateway.edge.upstreams import Upstream
-from gateway.errors import GatewayError, NoBackend
+from gateway.errors import Draining, GatewayError
 from gateway.relay.relay import Relay
 from gateway.telemetry.record import AttemptResult, RequestRecord
 
@@ -96,7 +96,7 @@ class Endings:
             self._break_off(relay, Outcome.UPSTREAM_ERROR, "The gateway is shutting down.")
             return
         self._stop_upstream()
-        self.refuse(NoBackend("The gateway is shutting down."))
+        self.refuse(Draining("The gateway is shutting down."))
 
     def refuse(self, error: GatewayError) -> None:
         """Answer with an error of ours; nothing of an answer has been written yet."""

@@ -275,7 +275,9 @@ class Handler:
 
     def ready(self) -> bool:
         """Return whether requests can be served: not draining, and a backend is up."""
-        return not self.draining and any(b.up for b in self.dispatcher.backends(self.clock()))
+        return not self.draining and any(
+            b.up and not b.draining for b in self.dispatcher.backends(self.clock())
+        )
 
     # --- local answers
 

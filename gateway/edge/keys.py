@@ -26,12 +26,12 @@ class KeyRing:
         """
         if not self._by_digest:
             return None
-        secret = _bearer(authorization) or x_api_key
-        if secret:
-            # The digest is what is looked up, so timing tells nothing about any key's text.
-            key = self._by_digest.get(hashlib.sha256(secret).hexdigest())
-            if key is not None:
-                return key
+        for secret in (_bearer(authorization), x_api_key):
+            if secret:
+                # The digest is what is looked up, so timing tells nothing about any key's text.
+                key = self._by_digest.get(hashlib.sha256(secret).hexdigest())
+                if key is not None:
+                    return key
         message = "Missing or unknown API key. Send it as 'Authorization: Bearer …' or 'x-api-key'."
         raise InvalidApiKey(message, headers=(("www-authenticate", "Bearer"),))
 

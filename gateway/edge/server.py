@@ -95,6 +95,10 @@ class Listener:
         for connection in list(self.connections):
             connection.close_if_idle()
 
+    def unsent(self) -> int:
+        """Return how many bytes of answers still wait for their clients' sockets."""
+        return sum(c.transport.get_write_buffer_size() for c in self.connections)
+
     def abort_all(self) -> None:
         """Cut every connection."""
         for connection in list(self.connections):

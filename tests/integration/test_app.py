@@ -1,5 +1,7 @@
 """Start, reload and refusal of the whole process."""
 
+import asyncio
+import signal
 import socket
 import subprocess
 import sys
@@ -7,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.rig import chat, eventually, post, running
+from gateway import tasks
+from tests.integration.rig import Conn, Received, chat, eventually, get, post, running
 
 CHAT = "/v1/chat/completions"
 
@@ -63,6 +66,81 @@ async def test_a_reload_adds_and_removes_backends_under_traffic(tmp_path: Path) 
             await eventually(lambda: not rig.handler.awaiting_models)
             assert (await rig.ask(post(CHAT, chat()))).header("x-gateway-backend") == "b"
             assert 'backend="a"' not in rig.metrics()
+
+
+async def test_stopping_delivers_answers_that_a_slow_client_has_not_read() -> None:
+    size = 8_000_000
+
+    async def big(conn: Conn, _: Received) -> None:
+        await conn.json(b'"' + b"x" * size + b'"')
+
+    async with running(big) as rig:
+        client = await rig.connect()
+        await client.send(post(CHAT, chat()))
+        await eventually(lambda: rig.metric("gateway_requests_total") == 1)
+        stopping = tasks.spawn(rig.app.stop(), name="stop")
+        answer = await client.answer()
+        await stopping
+
+    assert len(answer.body) == size + 2
+
+
+async def test_at_the_end_of_the_drain_unanswered_requests_are_told_draining() -> None:
+    async def silent(conn: Conn, _: Received) -> None:
+        await conn.gone()
+
+    async with running(silent, settings=("timeouts.drain_s=0.1",)) as rig:
+        client = await rig.connect()
+        await client.send(post(CHAT, chat()))
+        await eventually(lambda: bool(rig.backends[0].received))
+        await rig.app.stop()
+        answer = await client.answer()
+
+    assert (answer.status, answer.code) == (503, "draining")
+
+
+async def test_a_refused_reload_leaves_the_addresses_alone(tmp_path: Path) -> None:
+    async with running() as plain:
+        port = plain.backends[0].port
+        file = tmp_path / "g.yaml"
+        good = f"backends: [{{name: d, dns: localhost, port: {port}}}]\n"
+        file.write_text(good)
+        async with running(file=str(file), models=[["unasked"]]) as rig:
+            before = dict(rig.app._addresses)
+            missing = tmp_path / "none.json"
+            backends = "[{url: 'http://127.0.0.1:9'}]"
+            file.write_text(
+                f"models: [{{name: x, tokenizer: '{missing}', backends: {backends}}}]\n"
+            )
+            assert not (await rig.app.reload()).ok
+            rig.app._on_models(rig.app._catalog.served())
+
+            assert dict(rig.app._addresses) == before
+            assert before["localhost"]
+            assert (await rig.ask(post(CHAT, chat()))).status == 200
+
+
+async def test_drained_backends_make_the_gateway_not_ready() -> None:
+    async with running() as rig:
+        assert (await rig.ask(get("/readyz"))).status == 200
+        rig.app.dispatcher.drain("backend-1")
+        assert (await rig.ask(get("/readyz"))).status == 503
+
+
+async def test_a_signal_before_the_start_ends_in_order() -> None:
+    with socket.socket() as hole:
+        hole.bind(("127.0.0.1", 0))
+        hole.listen()  # accepts, never answers: the start waits for its probe
+        url = f"http://127.0.0.1:{hole.getsockname()[1]}"
+        argv = [sys.executable, "-m", "gateway.cli.main", "serve", "--backend", url]
+        process = await asyncio.create_subprocess_exec(*argv, "--port", "0", "--admin-port", "0")
+        accepted = asyncio.get_running_loop().run_in_executor(None, hole.accept)
+        conn, _ = await accepted
+        process.send_signal(signal.SIGTERM)
+        code = await asyncio.wait_for(process.wait(), 20)
+        conn.close()
+
+    assert code == 0
 
 
 @pytest.mark.parametrize("which", ["--port", "--admin-port"])

@@ -89,3 +89,9 @@ FORMS: dict[str, Form] = {
     "origin": Form(_is_origin, 'https://HOST[:PORT] without a path, or "*"'),
     "network": Form(_is_network, "an IP address or network such as 10.0.0.0/8"),
 }
+
+
+def entry_path(path: str, name: str, form: str | None) -> str:
+    """Return the key path of an entry of a mapping; a name that is none is quoted and cut."""
+    readable = form is None or FORMS[form].ok(name)
+    return f"{path}.{name}" if readable else f"{path}.{name[:40]!a}"

@@ -1,7 +1,8 @@
 """From a file, variables and options to one checked Config, or to all of its mistakes.
 
 Raises ConfigErrors and nothing else, whatever the file holds. Reads the file and nothing beside
-it; secrets are read later, by `secrets.backend_key`.
+it: whether a tokenizer is there is only looked up, secrets are read later, by
+`secrets.backend_key`.
 """
 
 import ipaddress
@@ -12,9 +13,9 @@ from pathlib import Path
 
 from gateway.config.backends import occurrences
 from gateway.config.crosscheck import cross_check
-from gateway.config.overlay import lay_backends, lay_env, lay_overrides
+from gateway.config.overlay import BUILTIN, lay_backends, lay_env, lay_overrides
 from gateway.config.problems import ConfigErrors, ConfigProblem, Report, Where
-from gateway.config.schema import Config
+from gateway.config.schema import NOT_YET, Config
 from gateway.config.tree import MAX_BYTES, Raw, parse_file
 from gateway.config.validate import Validator
 
@@ -52,6 +53,7 @@ def load(
     cross_check(config, validator.places, top, report)
     report.raise_any()
     _warn(config, validator.places, env, top, report)
+    _warn_idle(validator.idle, report)
     origins = {key: str(where) for key, where in validator.places.items()}
     return Loaded(config, origins, tuple(report.warnings))
 
@@ -62,7 +64,7 @@ def _read(path: Path, file: str, report: Report) -> Raw:
             data = stream.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        problem = ConfigProblem(file, None, "", f"cannot be read: {reason}", "a YAML file")
+        problem = ConfigProblem(file, None, "", f"cannot be read: {reason}", "expected a YAML file")
         raise ConfigErrors([problem]) from None
     root = parse_file(data, file, report)
     if root is None:
@@ -70,7 +72,7 @@ def _read(path: Path, file: str, report: Report) -> Raw:
     if root is not None and isinstance(root.value, dict):
         return root
     if root is not None and root.value is not None:
-        report.add(root.where, "", "the file is not a mapping", "keys such as listen and models")
+        report.add(root.where, "", "the file is not a mapping", "expected keys such as listen")
     return Raw({}, Where(file, 1))
 
 
@@ -86,20 +88,40 @@ def _warn(
             places.get("listen.host", top),
             "keys",
             f"open to everyone who can reach {config.listen.host}",
-            "add keys (`radixgate key new NAME`) or listen on 127.0.0.1",
+            "expected keys (`radixgate key new NAME`), or listen.host 127.0.0.1",
         )
     if not _is_loopback(config.admin.host):
         report.warn(
             places.get("admin.host", top),
             "admin.host",
             "the admin listener has no keys",
-            "127.0.0.1, or a network only operators reach",
+            "expected 127.0.0.1, or a network only operators reach",
         )
     for path, backend in occurrences(config):
         variable = backend.api_key_env
         if variable is not None and env is not None and not env.get(variable):
             where = places.get(f"{path}.api_key_env", top)
-            report.warn(where, f"{path}.api_key_env", f"{variable} is not set", "set it to serve")
+            allowed = "expected the backend's key in it when serving"
+            report.warn(where, f"{path}.api_key_env", f"{variable} is not set", allowed)
+    for index, model in enumerate(config.models):
+        if model.tokenizer is not None and not _exists(model.tokenizer):
+            key = f"models[{index}].tokenizer"
+            message = f"{model.tokenizer} does not exist on this machine"
+            report.warn(places.get(key, top), key, message, "expected it where the gateway runs")
+
+
+def _warn_idle(idle: Mapping[str, Where], report: Report) -> None:
+    message = f"{NOT_YET[0].lower()}{NOT_YET[1:].rstrip('.')}"
+    for key, where in idle.items():
+        if where != BUILTIN:  # an override of a built-in class brings its other keys along
+            report.warn(where, key, message, "expected to be left out")
+
+
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except OSError:  # not allowed to look, or no possible name
+        return False
 
 
 def _is_loopback(host: str) -> bool:

@@ -38,7 +38,11 @@ def _stray(variable: str, parts: list[str], report: Report) -> None:
     if len(parts) == 1 and _KUBERNETES.fullmatch(variable[len(PREFIX) :]):
         return
     close = difflib.get_close_matches(parts[0], keys_of(Config), n=1)
-    hint = f"did you mean {PREFIX}{close[0].upper()}?" if close else "RADIXGATE_SECTION__KEY=value"
+    hint = (
+        f"did you mean {PREFIX}{close[0].upper()}?"
+        if close
+        else f"expected {PREFIX}SECTION__KEY=value"
+    )
     note = report.add if len(parts) > 1 else report.warn
     note(Where(variable), ".".join(parts)[:200], "sets no configuration key", hint)
 
@@ -50,7 +54,7 @@ def lay_overrides(root: Raw, overrides: Sequence[str], report: Report) -> None:
         parts = path.strip().replace("[", ".").replace("]", "").split(".")
         name = f"--set {path.strip()[:80]!s}"
         if not equals or not all(parts):
-            report.add(Where("--set"), "", f"{override[:80]!a} sets nothing", "a.b=value")
+            report.add(Where("--set"), "", f"{override[:80]!a} sets nothing", "expected a.b=value")
             continue
         _lay(root, parts, parse_scalar(value, name), report, exact=True)
 
@@ -108,7 +112,8 @@ def _put_item(items: list[Raw], part: str, value: Raw) -> bool:
 
 
 def _no_item(parts: list[str], where: Where, report: Report) -> None:
-    report.add(where, ".".join(parts)[:200], "no such list item", "an index from 0 to the length")
+    allowed = "expected an index from 0 to the length"
+    report.add(where, ".".join(parts)[:200], "no such list item", allowed)
 
 
 def _spelled(have: dict[str, Raw], part: str, *, exact: bool) -> str:

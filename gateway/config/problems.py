@@ -49,16 +49,23 @@ class ConfigErrors(Exception):
 
 @dataclass(slots=True)
 class Report:
-    """Collects problems and warnings while loading. `bad` are the key paths already reported."""
+    """Collects problems and warnings while loading.
+
+    `bad` are the key paths whose value is unusable and was replaced, `doubtful` those that are
+    used as read although a part was passed over.
+    """
 
     problems: list[ConfigProblem] = field(default_factory=list)
     warnings: list[ConfigProblem] = field(default_factory=list)
     bad: set[str] = field(default_factory=set)
+    doubtful: set[str] = field(default_factory=set)
     _more: int = 0
 
-    def add(self, where: Where, key: str, message: str, allowed: str = "") -> None:
-        """Note a mistake at `key`."""
-        self.bad.add(key)
+    def add(
+        self, where: Where, key: str, message: str, allowed: str = "", *, kept: bool = False
+    ) -> None:
+        """Note a mistake at `key`; `kept`: what is there is still used, so judged further."""
+        (self.doubtful if kept else self.bad).add(key)
         if len(self.problems) < _MOST_PROBLEMS:
             self.problems.append(ConfigProblem(where.file, where.line, key, message, allowed))
         else:

@@ -28,6 +28,7 @@ _HEAD = """\
 #
 # Values shown are the defaults, except in the examples of list items (models, classes, keys):
 # there the comment names the default. Every key may be left out unless it says "required".
+# A key that is not in effect yet is commented out: setting it gives a warning.
 # Environment: RADIXGATE_LISTEN__PORT=80 overrides listen.port (a double underscore is a dot).
 # Command line: --set listen.port=80, --set models.0.name=coder.
 """
@@ -45,7 +46,7 @@ def reference_yaml() -> str:
         if not line.path.endswith(("]", f".{_EXAMPLE_CLASS}")):
             pad = " " * len(indent)
             lines += [f"{pad}# {text}" for text in _wrap(_meaning(info), _WIDTH - len(pad))]
-        lines.append(line.text)
+        lines.append(line.text if info.key.in_effect else f"{indent}# {line.text.lstrip()}")
     return "\n".join(_dashes_after_comments(lines)) + "\n"
 
 
@@ -53,7 +54,8 @@ def _dashes_after_comments(lines: list[str]) -> Iterator[str]:
     """Yield the lines; a comment above an item's first key is set at the dash."""
     for index, line in enumerate(lines):
         if line.lstrip().startswith("#"):
-            after = next(text for text in lines[index:] if not text.lstrip().startswith("#"))
+            rest = (text for text in lines[index:] if not text.lstrip().startswith("#"))
+            after = next(rest, "")
             if after.lstrip().startswith("- "):
                 yield line[2:]
                 continue

@@ -23,6 +23,10 @@ Policy = Literal[
 ]
 
 
+NOT_YET = "Not in effect yet."
+"""Ends the help of a key that is checked and kept but that nothing acts on so far."""
+
+
 @dataclass(slots=True, frozen=True)
 class Key:
     """What a key means. `form` names a text check of `forms.py`; `example` is for the reference."""
@@ -34,6 +38,11 @@ class Key:
     le: float | None = None
     form: str | None = None
     example: Any = None
+
+    @property
+    def in_effect(self) -> bool:
+        """Whether setting it changes anything."""
+        return not self.help.endswith(NOT_YET)
 
 
 class _Section(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -85,7 +94,7 @@ class BackendConfig(_Section, frozen=True):
     ] = None
     kv_events: Annotated[
         str | None,
-        Key("ZMQ endpoint of vLLM's KV events, e.g. tcp://vllm-a:5557.", form="zmq"),
+        Key(f"ZMQ endpoint of vLLM's KV events, e.g. tcp://vllm-a:5557. {NOT_YET}", form="zmq"),
     ] = None
     dns: Annotated[
         str | None,
@@ -180,10 +189,14 @@ class ClassConfig(_Section, frozen=True):
     bucket: Annotated[BucketConfig | None, Key("Token bucket. None = unlimited.")] = None
     share: Annotated[
         float | None,
-        Key("Guaranteed share of engine time. None = equal parts of the rest.", ge=0, le=1),
+        Key(
+            f"Guaranteed share of engine time. None = equal parts of the rest. {NOT_YET}",
+            ge=0,
+            le=1,
+        ),
     ] = None
     max_wait_s: Annotated[
-        float, Key("Longest wait in the gateway's queue.", unit="s", ge=0, le=3_600)
+        float, Key(f"Longest wait in the gateway's queue. {NOT_YET}", unit="s", ge=0, le=3_600)
     ] = 5.0
     slo: Annotated[SloConfig, Key("Targets.")] = SloConfig()
 
@@ -206,10 +219,10 @@ class KeyConfig(_Section, frozen=True):
         msgspec.field(default_factory=lambda: ["*"])
     )
     tokens_per_minute: Annotated[
-        int | None, Key("Token limit. None = none.", unit="tokens/min", ge=1)
+        int | None, Key(f"Token limit. None = none. {NOT_YET}", unit="tokens/min", ge=1)
     ] = None
     requests_per_minute: Annotated[
-        int | None, Key("Request limit. None = none.", unit="requests/min", ge=1)
+        int | None, Key(f"Request limit. None = none. {NOT_YET}", unit="requests/min", ge=1)
     ] = None
 
 
@@ -338,7 +351,8 @@ class Config(_Section, frozen=True):
     ] = True
     log: Annotated[LogConfig, Key("Logs.")] = LogConfig()
     record: Annotated[
-        str | None, Key("Path of the trace recorder (hashes, no text). None = off.", form="text")
+        str | None,
+        Key(f"Path of the trace recorder (hashes, no text). None = off. {NOT_YET}", form="text"),
     ] = None
 
 

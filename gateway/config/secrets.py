@@ -54,11 +54,11 @@ def _read(path: Path) -> tuple[str, str]:
 
 
 def _usable(value: str, backend: BackendConfig, key: str, reason: str) -> str:
-    allowed = "a key in one line of printable ASCII"
+    allowed = "expected the backend's key in it, one line of printable ASCII"
     if not value:
         problem = ConfigProblem(f"backend {backend.name}", None, key, reason, allowed)
     elif not (value.isascii() and value.isprintable()):
-        message = "the key can't be sent in a header"
+        message = f"{getattr(backend, key)} has what can't be sent in a header"
         problem = ConfigProblem(f"backend {backend.name}", None, key, message, allowed)
     else:
         return value

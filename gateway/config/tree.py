@@ -49,7 +49,9 @@ def parse_file(data: bytes, file: str, report: Report) -> Raw | None:
     None: the bytes are no YAML at all, which is in the report; there is nothing to check further.
     """
     if len(data) > MAX_BYTES:
-        report.add(Where(file, 1), "", "the file is too large", f"at most {MAX_BYTES} bytes")
+        report.add(
+            Where(file, 1), "", "the file is too large", f"expected at most {MAX_BYTES} bytes"
+        )
         return None
     try:
         text = data.decode("utf-8-sig")
@@ -87,7 +89,8 @@ def _compose(text: str, file: str, report: Report) -> yaml.Node | None:
         line = text.count("\n", 0, error.position) + 1
         report.add(Where(file, line), "", "not valid YAML: a control character")
     except RecursionError:
-        report.add(Where(file, 1), "", "not valid YAML: nested too deep", f"{_MAX_DEPTH} levels")
+        allowed = f"expected at most {_MAX_DEPTH} levels"
+        report.add(Where(file, 1), "", "not valid YAML: nested too deep", allowed)
     except Exception as error:  # noqa: BLE001 - PyYAML leaks ValueError, OverflowError and others
         report.add(Where(file, 1), "", f"not valid YAML: {type(error).__name__}")
     else:
@@ -144,8 +147,8 @@ class _Grower:
             where = self._where(key_node)
             below = f"{path}.{key}" if path else key
             if key in found:
-                first = found[key].where.line
-                self._report.add(where, below, f"given twice, first on line {first}", "once")
+                message = f"given twice, first on line {found[key].where.line}"
+                self._report.add(where, below, message, "expected once", kept=True)
                 continue
             raw = self.grow(value_node, below, depth + 1)
             found[key] = Raw(raw.value, where, raw.text, raw.loose)
@@ -156,12 +159,13 @@ class _Grower:
             key = self._scalar(node, self._where(node), path).value
             if isinstance(key, str):
                 return key
-            shown = str(node.value)[:40]
+            message = f"the key {str(node.value)[:40]} is not text"
             self._report.add(
-                self._where(node), path, f"the key {shown} is not text", "put it in quotes"
+                self._where(node), path, message, "expected quotes around it", kept=True
             )
         else:
-            self._report.add(self._where(node), path, "a key is a list or mapping", "text")
+            message = "a key is a list or mapping"
+            self._report.add(self._where(node), path, message, "expected text", kept=True)
         return None
 
     def _merge(self, node: yaml.Node, path: str, depth: int) -> dict[str, Raw]:
@@ -172,7 +176,9 @@ class _Grower:
             if isinstance(value, dict):
                 merged = {**value, **merged}
             else:
-                self._report.add(self._where(part), path, "<< needs a mapping", "*anchor of one")
+                below = f"{path}.<<" if path else "<<"
+                allowed = "expected *anchor of one"
+                self._report.add(self._where(part), below, "<< needs a mapping", allowed)
         return merged
 
     def _scalar(self, node: yaml.Node, where: Where, path: str) -> Raw:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from gateway.config.forms import FORMS
+from gateway.config.forms import FORMS, entry_path
 from gateway.config.meta import KeyInfo, describe, is_section, item_of, keys_of
 from gateway.config.problems import Report, Where
 from gateway.config.schema import Config, Key
@@ -21,11 +21,16 @@ _MISSING = object()
 
 
 class Validator:
-    """One pass over a tree. `places` says where each given key stands, by its path."""
+    """One pass over a tree.
+
+    `places` says where each given key stands, by its path; `idle` where a key that is not in
+    effect yet was given a value.
+    """
 
     def __init__(self, report: Report) -> None:
         self._report = report
         self.places: dict[str, Where] = {}
+        self.idle: dict[str, Where] = {}
 
     def config(self, root: Raw) -> Config:
         """Return the best configuration the tree allows; mistakes are in the report."""
@@ -51,20 +56,23 @@ class Validator:
     def _unknown(self, name: str, where: Where, path: str, known: dict[str, KeyInfo]) -> None:
         full = f"{path}.{name}" if path else name
         close = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {close[0]}?" if close else "allowed: " + ", ".join(known)
+        hint = f"did you mean {close[0]}?" if close else "expected one of " + ", ".join(known)
         self._report.add(where, full[:200], "unknown key", hint)
 
     def _key(self, info: KeyInfo, raw: Raw | None, parent: Raw, path: str) -> Any:
         if raw is None:
             if not info.required:
                 return _MISSING
-            if path.rpartition(".")[0] not in self._report.bad:
-                allowed = f"must be {describe(info.kind, info.key)}"
+            above = path.rpartition(".")[0]
+            if not {above, f"{above}.<<"} & self._report.bad:
+                allowed = f"expected {describe(info.kind, info.key)}"
                 self._report.add(parent.where, path, "is missing", allowed)
             return _blank(info.kind)
         self.places[path] = raw.where
         if raw.value is None and (info.optional or _is_container(info.kind)):
             return None if info.optional else _MISSING
+        if not info.key.in_effect:
+            self.idle[path] = raw.where
         value = self._value(info.kind, info.key, raw, path)
         if value is not _MISSING:
             return value
@@ -110,14 +118,11 @@ class Validator:
             return self._wrong(raw, path, "a mapping")
         made = {}
         for name, item in raw.value.items():
-            below = f"{path}.{name}"
+            below = entry_path(path, name, key.form)
             self.places[below] = item.where
             if key.form is not None and not FORMS[key.form].ok(name):
-                shown = f"{path}.{name[:40]!a}"
-                self._report.add(
-                    item.where, shown, "not a name", f"must be {FORMS[key.form].allowed}"
-                )
-                continue
+                allowed = f"expected {FORMS[key.form].allowed}"
+                self._report.add(item.where, below, "not a name", allowed, kept=True)
             made[name] = self._value(kind, key, item, below)
         return made
 
@@ -137,7 +142,7 @@ class Validator:
         form = FORMS[key.form or "text"]
         if not isinstance(value, str):
             scalar = not isinstance(value, dict | list)
-            return self._wrong(raw, path, "text: put it in quotes" if scalar else "text")
+            return self._wrong(raw, path, "text (put it in quotes)" if scalar else "text")
         if form.ok(value):
             return value
         # A pasted key or a password in a URL must not end up in a log by being wrong.
@@ -154,7 +159,9 @@ class Validator:
         return kind(value)
 
     def _wrong(self, raw: Raw, path: str, allowed: str) -> Any:
-        self._report.add(raw.where, path, f"{_show(raw.value)} is not valid", f"must be {allowed}")
+        if path not in self._report.bad:  # a value of no kind at all is reported as such
+            message = f"{_show(raw.value)} is not valid"
+            self._report.add(raw.where, path, message, f"expected {allowed}")
         return _MISSING
 
 

@@ -173,6 +173,11 @@ def test_what_only_looks_like_a_contradiction_is_accepted(tmp_path: Path, text: 
     assert load_text(tmp_path, text).config != Config()
 
 
+def test_every_mistake_between_keys_says_what_is_expected(tmp_path: Path) -> None:
+    for problem in problems_of(tmp_path, SIX_AND_MORE):
+        assert problem.allowed.startswith(("expected ", "did you mean ")), problem
+
+
 def test_more_backends_than_the_index_has_slots_are_a_mistake(tmp_path: Path) -> None:
     urls = [f"{{url: 'http://h:{port}'}}" for port in range(1, 258)]
 
@@ -181,5 +186,62 @@ def test_more_backends_than_the_index_has_slots_are_a_mistake(tmp_path: Path) ->
 
     assert len(most.backends) == 256
     assert [str(problem).partition(": ")[2] for problem in problems] == [
-        "257 backends are given, at most 256"
+        "257 backends are given, expected at most 256"
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        (
+            f"keys: [{{name: k, sha256: abc, class: nosuch}}, {{name: k, sha256: '{HASH}'}}]",
+            ["keys[0].sha256", "keys[0].class", "keys[1].name"],
+        ),
+        (
+            f"classes: {{chat: {{default: 7}}}}\nkeys: [{{name: k, sha256: '{HASH}', class: no}}]",
+            ["classes.chat.default", "keys[0].class"],
+        ),
+        (
+            "classes: {a: {match: [{key: k}, {key: no}]}}\nkeys: [{name: k}]",
+            ["classes.a.match[1].key", "keys[0].sha256"],
+        ),
+        (
+            "classes: {a b: {default: true}, c: {default: true}}",
+            ["classes.'a b'", "classes.c.default"],
+        ),
+        (
+            "models:\n- {name: m, backends: [{name: a, url: x}]}\n- {name: m}",
+            ["models[0].backends[0].url", "models[1].backends", "models[1].name"],
+        ),
+        (
+            f"5: x\nkeys: [{{name: k, sha256: '{HASH}', class: nosuch}}]",
+            ["", "keys[0].class"],
+        ),
+        (
+            f"keys: [{{name: k, sha256: '{HASH}', class: nosuch}}]\nkeys: []",
+            ["keys[0].class", "keys"],
+        ),
+    ],
+)
+def test_a_mistake_in_an_item_does_not_hide_its_others(
+    tmp_path: Path, text: str, keys: list[str]
+) -> None:
+    problems = problems_of(tmp_path, ONE_BACKEND.replace("url", "name: z, url") + text)
+
+    assert sorted(problem.key for problem in problems) == sorted(keys)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "keys: [{name: k, sha256: '%s', class: big}]\nclasses: []",
+        "keys: [{name: k, sha256: '%s', class: big}]\nclasses: {}\nclasses: {big: {}}",
+        "keys: [{name: k, sha256: '%s', class: big}]\nclasses: {<<: 5, c: {}}",
+        "keys: 5\nclasses: {c: {match: [{key: k}]}}",
+        "listen: {port: x}\nadmin: {port: 8080}",
+    ],
+)
+def test_what_an_unreadable_part_may_hold_is_not_called_missing(tmp_path: Path, text: str) -> None:
+    problems = problems_of(tmp_path, ONE_BACKEND + text.replace("%s", HASH))
+
+    assert len(problems) == 1

@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.config.forms import FORMS
+from gateway.config.forms import FORMS, entry_path
 
 
 @pytest.mark.parametrize(
@@ -69,3 +69,9 @@ def test_right_texts_pass(form: str, text: str) -> None:
 )
 def test_wrong_texts_do_not(form: str, text: str) -> None:
     assert not FORMS[form].ok(text)
+
+
+def test_an_entry_with_an_unreadable_name_has_a_path_all_the_same() -> None:
+    assert entry_path("classes", "chat", "name") == "classes.chat"
+    assert entry_path("classes", "a b", "name") == "classes.'a b'"
+    assert entry_path("x", "a b", None) == "x.a b"

@@ -21,7 +21,7 @@ admin: {{host: 127.0.0.1, port: 9090}}
 models:
   - name: qwen3-coder            # the id clients send
     aliases: [coder]
-    tokenizer: /models/qwen3/tokenizer.json
+    tokenizer: {tmp_path}
     backends:
       - {{name: a, url: "http://vllm-a:8000", engine: vllm, api_key_env: VLLM_KEY,
           kv_events: "tcp://vllm-a:5557"}}
@@ -59,7 +59,7 @@ record: null
 """
     loaded = load_text(tmp_path, text, env={"VLLM_KEY": "x"})
 
-    assert loaded.warnings == ()
+    assert {warning.message for warning in loaded.warnings} == {"not in effect yet"}
     assert loaded.config.keys[0].class_ == "chat"
     assert loaded.config.models[0].backends[2].dns == "vllm.internal"
 
@@ -102,3 +102,59 @@ def test_a_missing_secret_is_warned_of_by_name(tmp_path: Path) -> None:
 
     assert "VLLM_KEY is not set" in str(load_text(tmp_path, text, env={}).warnings[0])
     assert load_text(tmp_path, text, env={"VLLM_KEY": "x"}).warnings == ()
+
+
+IDLE = f"""\
+models:
+  - name: m
+    backends: [{{url: "http://h:1", kv_events: "tcp://h:5557"}}]
+classes:
+  a: {{default: true, share: 0.5}}
+  b: {{max_wait_s: 5}}
+keys:
+  - {{name: k, sha256: "{"0" * 64}", tokens_per_minute: 1, requests_per_minute: 1}}
+record: /tmp/trace
+"""
+
+
+def test_a_key_that_is_not_in_effect_is_warned_of_where_it_is_set(tmp_path: Path) -> None:
+    warnings = load_text(tmp_path, IDLE).warnings
+
+    assert sorted((warning.line, warning.key) for warning in warnings) == [
+        (3, "models[0].backends[0].kv_events"),
+        (5, "classes.a.share"),
+        (6, "classes.b.max_wait_s"),
+        (8, "keys[0].requests_per_minute"),
+        (8, "keys[0].tokens_per_minute"),
+        (9, "record"),
+    ]
+    assert all("not in effect yet, expected" in str(warning) for warning in warnings)
+
+
+def test_variables_and_options_that_set_such_a_key_are_warned_of(tmp_path: Path) -> None:
+    env = {"RADIXGATE_RECORD": "x"}
+
+    loaded = load_text(tmp_path, ONE_BACKEND, env=env, overrides=["classes.chat.max_wait_s=7"])
+
+    assert [(warning.file, warning.key) for warning in loaded.warnings] == [
+        ("--set classes.chat.max_wait_s", "classes.chat.max_wait_s"),
+        ("RADIXGATE_RECORD", "record"),
+    ]
+
+
+def test_such_a_key_left_at_its_default_or_emptied_is_not_warned_of(tmp_path: Path) -> None:
+    text = ONE_BACKEND + "classes: {a: {share: null}}\nrecord:\n"
+
+    assert load_text(tmp_path, text).warnings == ()
+
+
+def test_a_tokenizer_that_is_not_there_is_a_warning_and_no_mistake(tmp_path: Path) -> None:
+    model = "models: [{name: m, backends: [{url: 'http://h:1'}], tokenizer: '%s'}]"
+    for absent in (tmp_path / "absent", tmp_path / ("x" * 300)):
+        loaded = load_text(tmp_path, model % absent)
+        (warning,) = loaded.warnings
+        assert (warning.line, warning.key) == (1, "models[0].tokenizer")
+        assert f"{absent} does not exist on this machine, expected" in str(warning)
+        assert loaded.config.models[0].tokenizer == str(absent)
+
+    assert load_text(tmp_path, model % tmp_path).warnings == ()

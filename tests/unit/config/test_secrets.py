@@ -47,4 +47,5 @@ def test_an_unusable_secret_is_a_mistake_that_does_not_tell_it(tmp_path: Path) -
     for backend, env, part in cases:
         with pytest.raises(ConfigErrors, match=part) as caught:
             backend_key(backend, env)
+        assert ", expected the backend's key in it" in str(caught.value)
         assert "s3cr3t" not in str(caught.value)

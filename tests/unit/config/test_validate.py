@@ -8,33 +8,33 @@ from tests.unit.config import ONE_BACKEND, load_text, problems_of
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("listen: {port: eighty}", "listen.port: 'eighty' is not valid, must be a whole number"),
+        ("listen: {port: eighty}", "listen.port: 'eighty' is not valid, expected a whole number"),
         ("listen: {port: 8080.0}", "listen.port: 8080.0 is not valid"),
         ("listen: {port: true}", "listen.port: true is not valid"),
         ("listen: {port: 70000}", "from 0 to 65,535"),
         ("listen: {port: -1}", "from 0 to 65,535"),
         ("listen: {port: }", "listen.port: nothing is not valid"),
-        ("listen: {host: 5}", "listen.host: 5 is not valid, must be text: put it in quotes"),
+        ("listen: {host: 5}", "listen.host: 5 is not valid, expected text (put it in quotes)"),
         ("listen: {host: no}", "listen.host: false is not valid"),
-        ("listen: {host: [a]}", "listen.host: a list is not valid, must be text"),
-        ("listen: 8080", "listen: 8080 is not valid, must be a mapping"),
-        ("debug_headers: 1", "debug_headers: 1 is not valid, must be true or false"),
+        ("listen: {host: [a]}", "listen.host: a list is not valid, expected text"),
+        ("listen: 8080", "listen: 8080 is not valid, expected a mapping"),
+        ("debug_headers: 1", "debug_headers: 1 is not valid, expected true or false"),
         ("routing: {policy: kost}", "(did you mean cost?)"),
         ("timeouts: {total_s: .nan}", "timeouts.total_s: nan is not valid"),
         ("timeouts: {total_s: .inf}", "timeouts.total_s: inf is not valid"),
         ("timeouts: {connect_s: 0}", "a number above 0, at most 300"),
         (f"limits: {{streams: 1{'0' * 200}}}", "so large a number is not valid"),
-        ("cors: {origins: x}", "cors.origins: 'x' is not valid, must be a list of texts"),
+        ("cors: {origins: x}", "cors.origins: 'x' is not valid, expected a list of texts"),
         ("cors: {origins: [null]}", "cors.origins[0]: nothing is not valid"),
-        ("models: [5]", "models[0]: 5 is not valid, must be a mapping"),
+        ("models: [5]", "models[0]: 5 is not valid, expected a mapping"),
         ("models: [null]", "models[0]: nothing is not valid"),
-        ("models: {a: b}", "models: a mapping is not valid, must be a list"),
-        ("classes: [a]", "classes: a list is not valid, must be a mapping"),
+        ("models: {a: b}", "models: a mapping is not valid, expected a list"),
+        ("classes: [a]", "classes: a list is not valid, expected a mapping"),
         ("classes: {a b: {}}", "classes.'a b': not a name"),
-        ("keys: [{name: a}]", "keys[0].sha256: is missing, must be 64 hex digits"),
-        ("trusted_proxies: [10.0.0.0/40]", "must be an IP address or network"),
+        ("keys: [{name: a}]", "keys[0].sha256: is missing, expected 64 hex digits"),
+        ("trusted_proxies: [10.0.0.0/40]", "expected an IP address or network"),
         ("routin: {}", "routin: unknown key, did you mean routing?"),
-        ("routing: {xyz: 1}", "routing.xyz: unknown key, allowed: policy, weights"),
+        ("routing: {xyz: 1}", "routing.xyz: unknown key, expected one of policy, weights"),
         ("models: [{backends: [{api_key: s3cr3t}]}]", "models[0].backends[0].api_key: unknown key"),
     ],
 )
@@ -79,3 +79,27 @@ def test_one_wrong_item_is_one_mistake(tmp_path: Path) -> None:
     text = "models:\n  - name: a\n    backends: [{url: 'http://h:1'}]\n  - 7\n"
 
     assert len(problems_of(tmp_path, text)) == 1
+
+
+def test_what_is_of_no_kind_at_all_is_one_mistake(tmp_path: Path) -> None:
+    problems = problems_of(tmp_path, ONE_BACKEND + "listen: {port: !!int x}")
+
+    assert [problem.key for problem in problems] == ["listen.port"]
+
+
+def test_an_entry_with_an_unreadable_name_is_checked_all_the_same(tmp_path: Path) -> None:
+    problems = problems_of(tmp_path, ONE_BACKEND + "classes: {a b: {default: true, share: 7}}")
+
+    assert [problem.key for problem in problems] == ["classes.'a b'", "classes.'a b'.share"]
+
+
+def test_a_key_that_is_no_text_does_not_hide_a_missing_one(tmp_path: Path) -> None:
+    problems = problems_of(tmp_path, ONE_BACKEND + "keys: [{5: x, name: a}]")
+
+    assert [problem.key for problem in problems] == ["keys[0]", "keys[0].sha256"]
+
+
+def test_what_an_unreadable_merge_may_bring_is_not_called_missing(tmp_path: Path) -> None:
+    problems = problems_of(tmp_path, ONE_BACKEND + "keys: [{<<: 5, name: a}]")
+
+    assert [problem.key for problem in problems] == ["keys[0].<<"]

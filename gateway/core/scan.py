@@ -42,6 +42,14 @@ _TERMINAL: dict[Api, re.Pattern[bytes]] = {
     ),
 }
 
+# A word of every terminal event: found from the end at a hundredth of the pattern's cost.
+_MARKS = {
+    Api.CHAT: b"[DONE]",
+    Api.COMPLETIONS: b"[DONE]",
+    Api.MESSAGES: b"message_stop",
+    Api.RESPONSES: b"response.",
+}
+_MARK_REACH = 64  # a terminal event begins at most this far before its mark, whatever its spaces
 
 NO_USAGE = Usage()
 
@@ -97,11 +105,19 @@ class Scanner:
     def terminated(self, api: Api) -> bool:
         """Return whether the API's own terminal event came (True for APIs without one)."""
         pattern = _TERMINAL.get(api)
-        return pattern is None or pattern.search(b"".join(self.tail)) is not None
+        if pattern is None:
+            return True
+        data = b"".join(self.tail)
+        at = data.rfind(_MARKS[api])
+        if at < 0:
+            return False
+        near = pattern.search(data, max(0, at - _MARK_REACH))
+        return near is not None or pattern.search(data) is not None
 
     def reported_error(self) -> bool:
         """Return whether the engine reported an error inside the stream."""
-        return _STREAM_ERROR.search(b"".join(self.tail)) is not None
+        data = b"".join(self.tail)
+        return b"error" in data and _STREAM_ERROR.search(data) is not None
 
 
 NOTHING_SEEN = Scanner()

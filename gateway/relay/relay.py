@@ -22,7 +22,6 @@ from gateway.relay.usage_filter import UsageFilter
 
 _STREAM_OURS = frozenset({b"x-accel-buffering", b"cache-control"})
 _STREAM_HEADERS = b"x-accel-buffering: no\r\ncache-control: no-cache\r\n"
-_FIELDS = (b"data:", b"event:")
 _NEVER = b"\0"
 _CHOICES = (b'"choices":[{', b'"choices": [{')
 _GAPS_MAX = 64  # noted gaps that are handed on together: a quarter of the cost of one by one
@@ -105,7 +104,7 @@ class Relay:
         self._bodyless = self._chunked = False
         # What a chunk of whole events begins with that may pass as it came, and whether it must
         # hold one event only: with a filter, what proves that it is not the usage chunk.
-        self._usual: bytes | tuple[bytes, ...] = _NEVER
+        self._usual = _NEVER
         self._single = remove_usage
         self._times: list[float] = []  # when content came, the last time settled first
         self.api = api
@@ -235,7 +234,7 @@ class Relay:
             if payload == whole and self.first_at and self._chunked and self._filter.idle:
                 self._usual = _up_to_choices(payload)
         elif self.first_at and self._chunked:
-            self._usual = _FIELDS
+            self._usual = b"event:" if payload[:6] == b"event:" else b"data:"
         if self._chunked:
             self._write(b"%x\r\n%b\r\n" % (len(payload), payload))
         else:
@@ -243,7 +242,8 @@ class Relay:
 
     def event(self, framed: bytes, start: int) -> None:
         """Write one chunk of whole events, framing and all: the hot path of every stream."""
-        if not framed.startswith(self._usual, start) or (
+        usual = self._usual
+        if framed[start : start + len(usual)] != usual or (
             self._single and framed.find(b"\n", start) != len(framed) - 4
         ):
             self.body(framed[start:-2])

@@ -118,3 +118,13 @@ def test_error_event_in_a_stream_is_noticed() -> None:
 
     assert scanner.reported_error()
     assert scanner.terminated(Api.CHAT)
+
+
+def test_a_terminal_event_is_found_however_much_repeats_its_mark_behind_it() -> None:
+    scanner = Scanner()
+    scanner.keep(b"data: {}\n\ndata: [DONE]\n\n: " + b"x" * 200 + b"[DONE] again\n\n")
+    assert scanner.terminated(Api.CHAT)
+
+    text = Scanner()
+    text.keep(b'data: {"choices":[{"delta":{"content":"[DONE]"}}]}\n\n')
+    assert not text.terminated(Api.CHAT)

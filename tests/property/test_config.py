@@ -183,3 +183,75 @@ def test_a_configuration_written_out_reads_back_the_same(file: Path, config: Con
     again = load(file).config
     assert core_settings(again, {}) == core_settings(config, {})
     assert msgspec.structs.replace(again, classes={}) == msgspec.structs.replace(config, classes={})
+
+
+_SOUND = f"""\
+models:
+- name: m
+  aliases: [n]
+  backends: [{{name: a, url: "http://h:1"}}, {{name: b, url: "http://h:2"}}]
+- {{name: o, backends: [{{name: a}}]}}
+backends: [{{name: c, url: "http://h:3"}}]
+classes:
+  big: {{match: [{{key: k}}, {{min_prompt_tokens: 5, max_prompt_tokens: 9}}]}}
+  rest: {{default: true}}
+keys:
+- {{name: k, sha256: "{"1" * 64}", class: big}}
+- {{name: l, sha256: "{"2" * 64}", class: rest}}
+"""
+
+_SLIPS: dict[str, tuple[str, Any]] = {
+    "models.0.backends.0.url": ("models[0].backends[0].url", "h:1"),
+    "models.0.backends.0.engine": ("models[0].backends[0].engine", "vlm"),
+    "models.0.backends.1.name": ("models[0].backends[1].name", "a"),
+    "models.0.backends.1.port": ("models[0].backends[1].port", 5),
+    "models.0.aliases.0": ("models[0].aliases[0]", "m"),
+    "models.1.aliases": ("models[1].aliases", 7),
+    "models.1.backends.0.name": ("models[1].backends[0].url", "nosuch"),
+    "backends.0.dns": ("backends[0].dns", "h"),
+    "backends.0.api_key_env": ("backends[0].api_key_env", "A-B"),
+    "classes.big.match.0.key": ("classes.big.match[0].key", "nosuch"),
+    "classes.big.match.1.max_prompt_tokens": ("classes.big.match[1].max_prompt_tokens", 4),
+    "classes.big.default": ("classes.rest.default", True),
+    "classes.rest.share": ("classes.rest.share", "half"),
+    "classes.rest.slow": ("classes.rest.slow", 1),
+    "keys.0.sha256": ("keys[0].sha256", "abc"),
+    "keys.0.class": ("keys[0].class", "nosuch"),
+    "keys.1.sha256": ("keys[1].sha256", None),
+    "keys.1.class": ("keys[1].class", "nosuch"),
+    "keys.1.models": ("keys[1].models", "*"),
+    "keys.1.name": ("keys[1].name", "k"),
+    "listen.port": ("listen.port", "high"),
+}
+"""Where a slip is made, the key it is reported at, and the value."""
+
+
+def _put(data: Any, path: str, value: Any) -> None:
+    *above, last = path.split(".")
+    for part in above:
+        data = data[int(part)] if isinstance(data, list) else data.setdefault(part, {})
+    data[int(last) if isinstance(data, list) else last] = value
+
+
+@_FEW
+@given(slips=st.sets(st.sampled_from(sorted(_SLIPS)), min_size=1))
+@example(slips={"models.0.backends.0.url", "models.0.backends.1.name"})
+@example(slips={"keys.0.sha256", "keys.0.class", "classes.rest.share"})
+@example(slips=set(_SLIPS))
+def test_no_mistake_hides_another(file: Path, slips: set[str]) -> None:
+    data = yaml.safe_load(_SOUND)
+    for path in slips:
+        _put(data, path, _SLIPS[path][1])
+    file.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
+
+    with pytest.raises(ConfigErrors) as caught:
+        load(file)
+
+    found = sorted(problem.key for problem in caught.value.problems)
+    assert found == sorted(_SLIPS[path][0] for path in slips)
+
+
+def test_what_the_slips_are_made_in_is_sound(file: Path) -> None:
+    file.write_text(_SOUND, encoding="utf-8")
+
+    assert load(file).warnings == ()

@@ -49,11 +49,14 @@ class LineWriter:
         self._max_lines = max_lines
         self._queue: SimpleQueue[bytes | None] = SimpleQueue()
         self._closing = Event()
-        self._thread = Thread(target=self._run, name="log-writer", daemon=True)
-        self._thread.start()
+        # Started with the first line: while a process has one thread its system calls are cheaper.
+        self._thread: Thread | None = None
 
     def write(self, line: bytes) -> None:
         """Enqueue a line without its end; never waits."""
+        if self._thread is None:
+            self._thread = Thread(target=self._run, name="log-writer", daemon=True)
+            self._thread.start()
         if self._queue.qsize() >= self._max_lines:
             self.dropped += 1
             self._unreported += 1
@@ -65,6 +68,8 @@ class LineWriter:
 
     def close(self, timeout_s: float = 1.0) -> None:
         """Write what is queued, for at most `timeout_s`."""
+        if self._thread is None:
+            return
         self._queue.put(None)
         self._closing.set()
         self._thread.join(timeout_s)

@@ -158,6 +158,7 @@ class ClientConnection(Receiver):
             self.respond_error(request, request.error)
         self._pumping = False
         if exchange is None:
+            request.body = b""  # a remembered head must not keep it
             self._after_answer()
         else:
             self.deadline = 0.0  # the exchange's own deadlines, looked at with the next tick
@@ -177,6 +178,7 @@ class ClientConnection(Receiver):
             else:
                 self._exchange = self._listener.handler.start(self, request)
             if self._exchange is None:
+                request.body = b""
                 self._after_answer()
         self._pumping = False
         if self._exchange is not None:

@@ -38,6 +38,9 @@ def _size_lines() -> list[bytes]:
 
 
 _SIZE_LINES = _size_lines()
+_SIZES = {b"%x" % size: size for size in range(1, _CHUNK_MAX)}
+_SIZE_LINE_MAX = 6
+_CHUNK_MIN = 6  # the shortest chunk
 
 
 class Sink(Protocol):
@@ -141,6 +144,10 @@ class UpstreamConnection(asyncio.Protocol):
                 if data[-2:] == b"\r\n":
                     sink.chunk(data, len(line))
                     return
+            elif length > _CHUNK_MIN:
+                data = self._pass_chunks(data, sink)
+                if not data:
+                    return
         elif (
             not self._started
             and self.recognises
@@ -153,6 +160,24 @@ class UpstreamConnection(asyncio.Protocol):
             sink.whole(self._memo, data, start)
             return
         self._parse(data)
+
+    def _pass_chunks(self, data: bytes, sink: Sink) -> bytes:
+        """Hand on the whole chunks that `data` begins with; return the rest, for the parser."""
+        at, total = 0, len(data)
+        while self.sink is sink:
+            end = data.find(b"\r\n", at, at + _SIZE_LINE_MAX)
+            size = _SIZES.get(data[at:end], 0) if end > 0 else 0
+            after = end + 4 + size
+            if not size or after > total or data[after - 2 : after] != b"\r\n":
+                break
+            framed = data[at:after]
+            start = end + 2 - at
+            if framed[-4:] == b"\n\n\r\n":
+                sink.event(framed, start)
+            else:
+                sink.chunk(framed, start)
+            at = after
+        return data[at:] if at else data
 
     def _parse(self, data: bytes) -> None:
         fresh, self._started = not self._started, True

@@ -266,3 +266,50 @@ def test_chunks_of_one_byte_are_no_overhead() -> None:
 
     assert payload_of(written)[2] == b"x" * 200_000
     assert line.owner.heard[-1] == "done"
+
+
+# The recorder asked for a close; an SDK does not.
+KEPT = {path: re.sub(rb"(?i)\r\nconnection: close", b"", raw) for path, raw in WHOLE.items()}
+WHOLE_ANSWERS = [path for path, raw in KEPT.items() if b"\r\ncontent-length: " in raw.lower()]
+
+
+@pytest.mark.parametrize("version_11", [True, False])
+@pytest.mark.parametrize("keep_alive", [True, False])
+@pytest.mark.parametrize("path", WHOLE_ANSWERS, ids=lambda path: path.name)
+def test_a_recognised_answer_crosses_like_a_parsed_one(
+    path: Path, keep_alive: bool, version_11: bool
+) -> None:
+    line = Line()
+    line.client.keep_alive, line.client.version_11 = keep_alive, version_11
+    heads, bodies = [], []
+    for round_number in range(3):
+        line.client.transport.written.clear()
+        relay = Relay(line.owner, line.client, Api.CHAT, line.clock, remove_usage=False)
+        line.owner.relay = relay
+        relay.start(line.upstream, [b"POST / HTTP/1.1\r\n\r\n"])
+        line.upstream.data_received(KEPT[path])
+        first, headers, payload = payload_of(bytes(line.client.transport.written))
+        heads.append((first, sorted(headers)))
+        bodies.append(payload)
+        assert line.owner.heard.count("done") == round_number + 1
+
+    assert heads[0] == heads[1] == heads[2]
+    assert bodies[0] == bodies[1] == bodies[2] == payload_of(KEPT[path])[2]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(WHOLE_ANSWERS), st.data())
+def test_after_a_recognised_answer_the_parser_reads_on(path: Path, data: st.DataObject) -> None:
+    raw = KEPT[path]
+    line = Line()
+    for cut in (None, None, data.draw(st.integers(1, len(raw) - 1)), None):
+        line.client.transport.written.clear()
+        relay = Relay(line.owner, line.client, Api.CHAT, line.clock, remove_usage=False)
+        line.owner.relay = relay
+        relay.start(line.upstream, [b"POST / HTTP/1.1\r\n\r\n"])
+        for part in [raw] if cut is None else [raw[:cut], raw[cut:]]:
+            line.upstream.data_received(part)
+        assert payload_of(bytes(line.client.transport.written))[2] == payload_of(raw)[2]
+
+    assert line.released == [True] * 4
+    assert line.owner.heard.count("done") == 4

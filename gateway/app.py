@@ -237,6 +237,7 @@ class App:
             clock=self._clock,
             started_at=self.started_at,
             body_bytes=config.limits.body_mib * 1024 * 1024,
+            host=config.admin.host,
         )
         self._runner = web.AppRunner(build_admin(context), access_log=None)
         await self._runner.setup()

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import contextlib
 import signal
+import sys
 import time
 
 import uvloop
@@ -49,7 +50,11 @@ def positive(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM."""
-    uvloop.run(_serve(args))
+    try:
+        uvloop.run(_serve(args))
+    except OSError as error:  # an address in use, or none of ours
+        print(f"radixgate replica: {error.strerror or error}", file=sys.stderr)
+        return 1
     return 0
 
 

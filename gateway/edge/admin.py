@@ -4,16 +4,20 @@ Built from what `AdminContext` holds; nothing is wired here. Exactly the contrac
 Must never show a prompt, a key or a backend's address, nor change anything on a GET.
 """
 
+import ipaddress
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import resources
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import orjson
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
+from gateway.core.request import RequestFault, check_weight
 from gateway.core.settings import ModelSpec
 from gateway.core.types import BackendStatus, ClassStatus, Explanation
 from gateway.errors import (
@@ -33,6 +37,8 @@ _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
 )
+
+Served = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Books(Protocol):
@@ -99,25 +105,31 @@ class AdminContext:
     clock: Callable[[], float]
     started_at: float
     body_bytes: int = 64 * 1024 * 1024
+    host: str = ""  # the configured `admin.host`
 
 
 def build_admin(context: AdminContext) -> web.Application:
     """Return the application; run it with `access_log=None`."""
     app = web.Application(
-        middlewares=[_answer_errors, _refuse_other_sites], client_max_size=context.body_bytes
+        middlewares=[_answer_errors, _same_site_only(context.host)],
+        client_max_size=context.body_bytes,
     )
     routes = _Routes(context)
-    app.router.add_get("/", routes.page)
-    app.router.add_get("/metrics", routes.metrics)
-    app.router.add_get("/healthz", routes.healthz)
-    app.router.add_get("/readyz", routes.readyz)
-    app.router.add_get("/status", routes.status)
-    app.router.add_get("/decisions/{request_id}", routes.decision)
-    app.router.add_get("/trie", routes.trie)
-    app.router.add_post("/explain", routes.explain)
-    app.router.add_post("/reload", routes.reload)
-    app.router.add_post("/backends/{name}/drain", routes.drain)
-    app.router.add_post("/backends/{name}/undrain", routes.undrain)
+    # An expectation we do not know is ignored, as on the data listener; aiohttp would refuse it in
+    # plain text, before any middleware.
+    get = partial(app.router.add_get, expect_handler=_expect)
+    post = partial(app.router.add_post, expect_handler=_expect)
+    get("/", routes.page)
+    get("/metrics", routes.metrics)
+    get("/healthz", routes.healthz)
+    get("/readyz", routes.readyz)
+    get("/status", routes.status)
+    get("/decisions/{request_id}", routes.decision)
+    get("/trie", routes.trie)
+    post("/explain", routes.explain)
+    post("/reload", routes.reload)
+    post("/backends/{name}/drain", routes.drain)
+    post("/backends/{name}/undrain", routes.undrain)
     return app
 
 
@@ -233,8 +245,9 @@ def explained(explanation: Explanation) -> dict[str, Any]:
 def guess_path(body: bytes) -> str:
     """Return the route a bare request body was probably meant for."""
     try:
+        check_weight(body)
         value = orjson.loads(body)
-    except orjson.JSONDecodeError:
+    except (orjson.JSONDecodeError, RecursionError, RequestFault):
         value = None
     keys = value.keys() if isinstance(value, dict) else ()
     if "prompt" in keys:
@@ -245,9 +258,7 @@ def guess_path(body: bytes) -> str:
 
 
 @web.middleware
-async def _answer_errors(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
+async def _answer_errors(request: web.Request, handler: Served) -> web.StreamResponse:
     try:
         return await handler(request)
     except GatewayError as error:
@@ -266,15 +277,48 @@ async def _answer_errors(
         return _refusal(InternalError("internal error"))
 
 
-@web.middleware
-async def _refuse_other_sites(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
+def _same_site_only(admin_host: str) -> Middleware:
     """Refuse what a browser sends for another site's page: it must not drain or reload."""
-    origin = request.headers.get("origin")
-    if request.method == "POST" and origin is not None and urlsplit(origin).netloc != request.host:
-        raise PermissionDenied("this request comes from another site's page")
-    return await handler(request)
+
+    @web.middleware
+    async def refuse_other_sites(request: web.Request, handler: Served) -> web.StreamResponse:
+        origin = request.headers.get("origin")
+        if (
+            request.method == "POST"
+            and origin is not None
+            and not _is_ours(origin, request.headers.get("host", ""), admin_host)
+        ):
+            raise PermissionDenied("this request comes from another site's page")
+        return await handler(request)
+
+    return refuse_other_sites
+
+
+def _is_ours(origin: str, host: str, admin_host: str) -> bool:
+    """Return whether `origin` is this listener's page.
+
+    A name is believed only if it is ours: any site can make its own name resolve to our address
+    (DNS rebinding), and then sends its page's requests here with matching Origin and Host.
+    """
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+        if urlsplit(origin).netloc.lower() != host.lower():
+            return False
+    except ValueError:
+        return False
+    if name in ("localhost", admin_host.lower()):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+async def _expect(request: web.Request) -> None:
+    if request.headers.get("expect", "").lower() == "100-continue" and request.version >= (1, 1):
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # the answer itself has not begun
 
 
 def _json(value: object, *, status: int = 200) -> web.Response:

@@ -19,9 +19,9 @@ from gateway.telemetry.record import AttemptResult
 _log = logging.getLogger("radixgate.exchange")
 _JOIN_BELOW = 16 * 1024  # below this one copy costs less than a second iovec
 _LOOK_BYTES = OPENING_MAX + 8192  # an answer's head and the start of its body
-_ATTEMPT_RESULTS = {4: AttemptResult.STATUS_4XX, 5: AttemptResult.STATUS_5XX}
 _OK = (Outcome.OK, AttemptResult.OK)
 _WHOLE = {
+    3: (Outcome.UPSTREAM_ERROR, AttemptResult.STATUS_3XX),  # an answer, but to no API call
     4: (Outcome.UPSTREAM_4XX, AttemptResult.STATUS_4XX),
     5: (Outcome.UPSTREAM_5XX, AttemptResult.STATUS_5XX),
 }
@@ -40,6 +40,7 @@ class Attempts(Deadlines):
         record.attempts = ticket.attempts
         record.predicted_tokens = ticket.hit_tokens
         record.reason = ticket.reason
+        self._uncounted = True
         self._upstream = upstream = handler.upstreams.get(ticket.backend)
         if upstream is None:
             self._next_attempt(AttemptResult.CONNECT_FAILED, "backend was removed")
@@ -56,18 +57,18 @@ class Attempts(Deadlines):
 
     def _open(self, upstream: Upstream) -> None:
         self._pooled = False
-        self._connecting = spawn(self._connect(upstream), name=f"connect {upstream.name}")
+        self._waiting = spawn(self._connect(upstream), name=f"connect {upstream.name}")
 
     async def _connect(self, upstream: Upstream) -> None:
         """Open a connection; the only part of a request that waits in a task."""
         try:
             connection = await upstream.pool.connect(self._handler.timeouts.connect_s)
         except (OSError, TimeoutError, ValueError) as error:  # ValueError: no name for IDNA
-            self._connecting = None
+            self._waiting = None
             if not self.ended:
                 self._next_attempt(AttemptResult.CONNECT_FAILED, _reason(error))
             return
-        self._connecting = None
+        self._waiting = None
         if self.ended:
             connection.abort()
         else:
@@ -126,6 +127,9 @@ class Attempts(Deadlines):
         record, handler, ticket = self.record, self._handler, self.ticket
         record.status = status
         record.stream = stream
+        relay = self._relay
+        if relay is not None and not relay.opened:
+            self._body = b""  # an answer has begun: no other attempt will need it
         if ticket is not None and record.attempts == 1:
             shown = handler.shown.get((record.backend, record.cls, ticket.policy))
             if shown is not None:  # the usual case; the general one fills the table
@@ -140,6 +144,7 @@ class Attempts(Deadlines):
 
     def relay_first_content(self, now: float) -> None:
         """Note TTFT; the prefill is no longer owed."""
+        self._body = b""
         self.record.ttft_s = now - self.record.received_at
         if self.ticket is not None:
             self._handler.dispatcher.first_token(self.ticket, now)
@@ -154,9 +159,10 @@ class Attempts(Deadlines):
         kind = self.record.status // 100
         outcome, result = _WHOLE.get(kind, _OK)
         if self.record.backend is not None:
+            self._uncounted = False
             self._handler.telemetry.attempt(self.record.backend, result)
         opening = data[:_LOOK_BYTES] if self._route.api is Api.RESPONSES else b""
-        self._close_books(Finish(outcome, kind < 4, find_usage(data), 1, now), now, opening)
+        self._close_books(Finish(outcome, kind < 3, find_usage(data), 1, now), now, opening)
         self._client.done()
 
     def relay_done(self) -> None:
@@ -169,7 +175,7 @@ class Attempts(Deadlines):
         elif relay.late is not None:
             relay.inject(refusal_events(relay.api, relay.status, relay.late))
         relay.end()
-        self._count_attempt(_ATTEMPT_RESULTS.get(relay.status // 100, AttemptResult.OK))
+        self._count_attempt(_WHOLE.get(relay.status // 100, _OK)[1])
         self._finish(outcome)
         self._client.done()
 
@@ -194,10 +200,8 @@ class Attempts(Deadlines):
         self._break_off(relay, Outcome.UPSTREAM_ERROR, "The backend broke off in mid-stream.")
 
     def _outcome_of_complete(self, relay: Relay) -> Outcome:
-        if relay.status >= 500:
-            return Outcome.UPSTREAM_5XX
-        if relay.status >= 400:
-            return Outcome.UPSTREAM_4XX
+        if relay.status >= 300:
+            return _WHOLE.get(relay.status // 100, _OK)[0]
         if not relay.stream or relay.encoded or relay.api not in TERMINAL_APIS:
             return Outcome.OK
         if not relay.scanner.terminated(relay.api):

@@ -43,7 +43,7 @@ class Deadlines(Endings):
         if timeouts.total_s:
             due = self.record.received_at + timeouts.total_s
             message = f"The request took longer than {timeouts.total_s:g} s (timeouts.total_s)."
-        if relay is None or self._connecting is not None:
+        if relay is None or self._waiting is not None:
             return due, message
         if relay.paused_at:
             stalled = relay.paused_at + timeouts.idle_s if timeouts.idle_s else _NEVER

@@ -9,10 +9,10 @@ import logging
 from typing import TYPE_CHECKING
 
 from gateway.core.prompter import Prompter
-from gateway.core.request import ParsedRequest
 from gateway.core.scan import NO_USAGE
 from gateway.core.types import Api, Finish, Outcome, Ticket
 from gateway.edge.client import ClientConnection
+from gateway.edge.homes import Home
 from gateway.edge.http import HttpRequest
 from gateway.edge.inband import error_events
 from gateway.edge.routes import Route
@@ -28,21 +28,21 @@ _log = logging.getLogger("radixgate.exchange")
 
 
 class Endings:
-    """A request in progress. Owns its ticket, its relay and, for a moment, a connecting task."""
+    """A request in progress. Owns its ticket, its relay and, for a moment, a task."""
 
     __slots__ = (
         "_body",
         "_client",
-        "_connecting",
         "_handler",
         "_inject_usage",
-        "_parsed",
         "_pooled",
         "_prompter",
         "_relay",
         "_route",
         "_sent_at",
+        "_uncounted",
         "_upstream",
+        "_waiting",
         "ended",
         "record",
         "request",
@@ -70,15 +70,15 @@ class Endings:
         self.ended = False
         self._body = request.body
         request.body = b""  # a head may be remembered, with the request it came with
-        self._parsed: ParsedRequest | None = None
         self._prompter: Prompter | None = None
         self.ticket: Ticket | None = None
         self._upstream: Upstream | None = None
         self._relay: Relay | None = None
-        self._connecting: asyncio.Task[None] | None = None
+        self._waiting: asyncio.Task[None] | None = None  # connects, or reads a large body
         self._inject_usage = False
         self._pooled = False  # the attempt's connection had served before: it may be stale
         self._sent_at = 0.0
+        self._uncounted = False  # an attempt runs, and its result is not counted yet
 
     def client_lost(self) -> None:
         """The client left: whatever phase this is, the backend is told at once."""
@@ -135,25 +135,27 @@ class Endings:
         relay.inject(gap + error_events(relay.api, message, "upstream_error"))
 
     def _stop_upstream(self) -> None:
-        if self._connecting is not None:
-            self._connecting.cancel()
-            self._connecting = None
-        if self._relay is not None and self._relay.connection is not None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+        if self._relay is not None:
             self._relay.abort()
-            self._count_attempt(AttemptResult.ABORTED)
 
     def _backend_failed(self) -> None:
         if self.ticket is not None:
             self._handler.dispatcher.attempt_failed(self.ticket, self._handler.clock())
 
     def _count_attempt(self, result: AttemptResult) -> None:
-        if self.record.backend is not None:
+        """Count how the attempt that runs ended; what comes after its end is not its result."""
+        if self._uncounted and self.record.backend is not None:
+            self._uncounted = False
             self._handler.telemetry.attempt(self.record.backend, result)
 
     # --- the one exit
 
     def _finish(self, outcome: Outcome) -> None:
         """Give everything back, learn, count; whatever the answer was."""
+        self._count_attempt(AttemptResult.ABORTED)  # unless it has ended before
         relay = self._relay
         usage, reached, opening, chunks, last_at = NO_USAGE, False, b"", 0, 0.0
         if relay is not None:
@@ -162,7 +164,7 @@ class Endings:
                 scanner = relay.scanner
                 usage, opening = scanner.usage(), scanner.opening
             chunks, last_at = relay.chunks, relay.last_at
-            reached = 200 <= relay.status < 400 and last_at > 0
+            reached = 200 <= relay.status < 300 and last_at > 0
         finish = Finish(outcome, reached, usage, chunks, last_at or None)
         self._close_books(finish, self._handler.clock(), opening)
 
@@ -187,8 +189,9 @@ class Endings:
                 if usage.prompt_tokens is not None and self._prompter is not None:
                     query = ticket.query
                     self._prompter.learn(query.model, query.cls, query.chain, usage.prompt_tokens)
-            if opening and record.backend is not None and self._route.api is Api.RESPONSES:
-                handler.responses.learn(opening, record.backend)
+            if opening and ticket is not None and self._route.api is Api.RESPONSES:
+                home = Home(ticket.backend, ticket.query.model, record.key)
+                handler.responses.learn(opening, home)
         except Exception:  # noqa: BLE001 - a fault in the books costs no client its answer
             _log.exception("request %s: a fault in its settlement", record.request_id)
         self._relay = None  # it refers back: without the cycle, all this goes at once

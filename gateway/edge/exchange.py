@@ -1,19 +1,24 @@
 """One request's life, in named phases with one exit: here those up to the first attempt.
 
 decode -> parse -> resolve -> permit -> chain, classify -> admit -> attempt (-> attempt) -> relay
--> `_finish`. No task runs except while a new connection is being opened.
+-> `_finish`. No task runs except while a new connection is opened or a large body is read.
 """
 
 import logging
+from functools import partial
 
+from gateway.config.schema import KeyConfig
+from gateway.core.dispatcher import Dispatcher
 from gateway.core.request import ParsedRequest, UsageOption
 from gateway.core.splice import replace_model, replace_priority, request_usage
-from gateway.core.types import Api, Refusal, RefusalKind
+from gateway.core.types import Api, Refusal, RefusalKind, Ticket
 from gateway.edge import keys
 from gateway.edge.attempts import Attempts
 from gateway.edge.decode import decode_body
+from gateway.edge.large import LARGE, apart
 from gateway.edge.query import build_query, model_not_found, parse_body, resolve_model
 from gateway.errors import GatewayError, InternalError, NoBackend, NotFound, RateLimited
+from gateway.tasks import spawn
 from gateway.telemetry.record import AdmissionResult
 
 _log = logging.getLogger("radixgate.exchange")
@@ -32,10 +37,12 @@ class Exchange(Attempts):
         try:
             if handler.draining or len(handler.live) > handler.max_streams:
                 raise handler.at_capacity()  # noqa: TRY301 - all errors are answered below
-            if self._route.id is None:
-                self._begin_routed()
-            else:
+            if self._route.id is not None:
                 self._begin_by_id(self._route.id)
+            elif len(self._body) > LARGE or self.request.plan.coding is not None:
+                self._waiting = spawn(self._begin_large(), name="large body")
+            else:
+                self._begin_routed()
         except GatewayError as error:
             self.refuse(error)
         except Exception:  # noqa: BLE001 - a fault of ours costs one request, never the process
@@ -43,18 +50,55 @@ class Exchange(Attempts):
             self.refuse(InternalError("Internal error of the gateway; its log has the cause."))
 
     def _begin_routed(self) -> None:
+        parsed = self._read_body()
+        ticket, now = self._admit(parsed)
+        model = ticket.query.model
+        if parsed.stream or parsed.model != model or self.request.key is not None:
+            self._edit_body(parsed, model)
+        self._attempt(ticket, now)
+
+    async def _begin_large(self) -> None:
+        """Do the same, and what takes long in a thread; cancelled when the request ends."""
+        try:
+            parsed = await apart(self._read_body)
+            ticket, _ = self._admit(parsed)
+            await apart(partial(self._edit_body, parsed, ticket.query.model))
+            del parsed
+            self._waiting = None
+            self._attempt(ticket, self._handler.clock())
+        except GatewayError as error:
+            self._waiting = None
+            self.refuse(error)
+        except Exception:  # noqa: BLE001 - a fault of ours costs one request, never the process
+            _log.exception("request %s failed", self.record.request_id)
+            self._waiting = None
+            self.refuse(InternalError("Internal error of the gateway; its log has the cause."))
+
+    def _read_body(self) -> ParsedRequest:
+        """Decode and parse; touches nothing but this request."""
+        request, route = self.request, self._route
+        coding = request.plan.coding
+        if coding is not None:
+            self._body = decode_body(self._body, coding, self._handler.body_limit)
+        kind = (request.text(b"content-type") or "") if route.multipart else ""
+        return parse_body(route, self._body, kind)
+
+    def _admit(self, parsed: ParsedRequest) -> tuple[Ticket, float]:
+        """Return the ticket and when it was given.
+
+        Raises:
+            GatewayError: refused, whyever.
+        """
         handler, request, record, route = self._handler, self.request, self.record, self._route
         key, plan = request.key, request.plan
-        if plan.coding is not None:
-            self._body = decode_body(self._body, plan.coding, handler.body_limit)
-        kind = (request.text(b"content-type") or "") if route.multipart else ""
-        self._parsed = parsed = parse_body(route, self._body, kind)
         record.stream = parsed.stream
         record.model = model = resolve_model(
             handler.dispatcher, parsed.model, awaiting=handler.awaiting_models
         )
         if key is not None:
-            keys.require(key, model)
+            keys.require(key, model, parsed.model)
+            if route.api is Api.RESPONSES:
+                self._own_previous(parsed.data.get("previous_response_id"), key)
         self._prompter = prompter = handler.prompter(model)
         query = build_query(
             handler.dispatcher,
@@ -76,19 +120,28 @@ class Exchange(Attempts):
         handler.telemetry.admission(cls, _ADMITTED)
         record.prompt_tokens = query.chain.tokens
         record.queue_s = 0.0
-        if parsed.stream or parsed.model != model or key is not None:
-            self._edit_body(parsed, model)
-        self._attempt(ticket, now)
+        return ticket, now
 
     def _begin_by_id(self, response_id: str) -> None:
         """`/v1/responses/{id}`: only the backend that made a response knows it."""
-        made_by = self._handler.responses.get(response_id)
-        self._upstream = self._handler.upstreams.get(made_by) if made_by is not None else None
-        if self._upstream is None:
+        handler, key, record = self._handler, self.request.key, self.record
+        home = handler.responses.get(response_id)
+        upstream = handler.upstreams.get(home.backend) if home is not None else None
+        if home is None or upstream is None or (key is not None and key.name != home.key):
             raise NotFound("No response with this id was made through this gateway.", param="id")
-        self.record.backend = self._upstream.name
-        self.record.attempts = 1
-        self._go(self._upstream, self._handler.clock())
+        if key is not None:
+            keys.require(key, home.model, *_aliases(handler.dispatcher, home.model))
+        self._upstream = upstream
+        record.model, record.backend, record.attempts = home.model, home.backend, 1
+        self._uncounted = True
+        self._go(upstream, handler.clock())
+
+    def _own_previous(self, response_id: object, key: KeyConfig) -> None:
+        """Refuse to continue another key's response: its conversation would be read."""
+        home = self._handler.responses.get(response_id) if isinstance(response_id, str) else None
+        if home is not None and home.key != key.name:
+            message = "No response with this id was made through this gateway."
+            raise NotFound(message, param="previous_response_id")
 
     def _refusal(self, refusal: Refusal, cls: str, model: str) -> GatewayError:
         telemetry = self._handler.telemetry
@@ -117,3 +170,8 @@ class Exchange(Attempts):
         ):
             self._body = request_usage(self._body, parsed.usage_option)
             self._inject_usage = True
+
+
+def _aliases(dispatcher: Dispatcher, model: str) -> tuple[str, ...]:
+    """Return the other names under which a model is asked for."""
+    return next((spec.aliases for spec in dispatcher.models if spec.name == model), ())

@@ -8,8 +8,6 @@ import ipaddress
 import logging
 import math
 import random
-import re
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -24,6 +22,7 @@ from gateway.edge.answers import JSON, Cors, RequestIds, error_lines
 from gateway.edge.client import ClientConnection
 from gateway.edge.endings import Endings
 from gateway.edge.exchange import Exchange
+from gateway.edge.homes import ResponseHomes
 from gateway.edge.http import HttpRequest, Plan, client_request_id, path_of
 from gateway.edge.keys import KeyRing
 from gateway.edge.query import build_query, model_not_found, parse_body, resolve_model
@@ -41,8 +40,6 @@ from gateway.telemetry.metrics import Telemetry
 from gateway.telemetry.record import RequestRecord
 
 _log = logging.getLogger("radixgate.edge")
-_RESPONSE_ID = re.compile(rb'"id":\s*"(resp_[A-Za-z0-9_-]{1,120})"')
-_RESPONSES_MAX = 10_000
 _SHOWN_MAX = 4096  # (backend, class, policy) whose header lines are kept
 
 
@@ -69,26 +66,6 @@ class Parts:
     default_prompter: Prompter
     clock: Callable[[], float]
     rng: random.Random
-
-
-class ResponseHomes:
-    """Which backend made which `/v1/responses` id; the newest `_RESPONSES_MAX`."""
-
-    def __init__(self) -> None:
-        self._homes: OrderedDict[str, str] = OrderedDict()
-
-    def learn(self, opening: bytes, backend: str) -> None:
-        """Note the response id an answer began with."""
-        match = _RESPONSE_ID.search(opening)
-        if match is None:
-            return
-        self._homes[match[1].decode()] = backend
-        if len(self._homes) > _RESPONSES_MAX:
-            self._homes.popitem(last=False)
-
-    def get(self, response_id: str) -> str | None:
-        """Return the backend's name, None if unknown."""
-        return self._homes.get(response_id)
 
 
 class Handler:
@@ -163,7 +140,8 @@ class Handler:
         route = request.route
         assert route is not None
         if request.method == "OPTIONS":
-            connection.respond(request, 204, self.cors.preflight(request), b"")
+            lines = b"x-request-id: %b\r\n" % request.request_id + self.cors.preflight(request)
+            connection.respond(request, 204, lines, b"")
             return None
         if route.local is not None:
             self._answer_locally(connection, request, route.local)

@@ -175,18 +175,17 @@ def client_request_id(picked: dict[bytes, bytes]) -> bytes | None:
 
 
 def answer_head(status: int, headers: bytes, length: int, request: HttpRequest | None) -> bytes:
-    """Return the head of an answer of ours; `headers` are CRLF-terminated lines."""
+    """Return the head of an answer of ours; `headers` are CRLF-terminated lines.
+
+    A 204 has no body, so it must not tell its length (RFC 9110 8.6).
+    """
     keep = request is not None and request.keep_alive
     old = request is not None and not request.version_11
     connection = b"connection: keep-alive\r\n" if old else b""
     if not keep:
         connection = b"connection: close\r\n"
-    return b"%b%bcontent-length: %d\r\n%b\r\n" % (
-        STATUS_LINES[status],
-        headers,
-        length,
-        connection,
-    )
+    size = b"content-length: %d\r\n" % length if status != 204 else b""
+    return b"%b%b%b%b\r\n" % (STATUS_LINES[status], headers, size, connection)
 
 
 def _pick(picked: dict[bytes, bytes], low: bytes, value: bytes) -> None:

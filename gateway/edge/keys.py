@@ -41,9 +41,9 @@ def may_use(key: KeyConfig | None, model: str) -> bool:
     return key is None or any(fnmatchcase(model, pattern) for pattern in key.models)
 
 
-def require(key: KeyConfig | None, model: str) -> None:
-    """Raise PermissionDenied when `key` may not use `model`."""
-    if not may_use(key, model):
+def require(key: KeyConfig | None, model: str, *asked: str | None) -> None:
+    """Raise PermissionDenied when `key` may use neither `model` nor a name it was `asked` by."""
+    if not may_use(key, model) and not any(name and may_use(key, name) for name in asked):
         raise PermissionDenied("This key may not use this model.", param="model")
 
 

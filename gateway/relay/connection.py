@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 
 import httptools
 
-from gateway.relay.heads import AnswerMemo, Headers
+from gateway.relay.heads import AnswerMemo, Headers, without_places
 
 _log = logging.getLogger("radixgate.relay")
 _HEAD_MAX = 256 * 1024  # of an answer, interim heads included; engines send 1 KB
@@ -83,6 +83,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_head_bytes",
         "_headers",
         "_headers_done",
+        "_host",
         "_keep_alive",
         "_memo",
         "_parser",
@@ -101,9 +102,15 @@ class UpstreamConnection(asyncio.Protocol):
         "transport",
     )
 
-    def __init__(self, release: Callable[["UpstreamConnection", bool], None]) -> None:
-        """`release(self, reusable)` is called once per finished request, and once when lost."""
+    def __init__(
+        self, release: Callable[["UpstreamConnection", bool], None], host: str = ""
+    ) -> None:
+        """`release(self, reusable)` is called once per finished request, and once when lost.
+
+        `host` is the backend's, which no answer may name.
+        """
         self._release = release
+        self._host = host
         self.sink: Sink | None = None
         self._ended: Sink | None = None
         self.idle_since = 0.0
@@ -282,6 +289,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._keep_alive = self._parser.should_keep_alive()
         self._framed = _is_framed(status, self._headers)
         self._between_chunks = False
+        if 300 <= status < 400 or status == 201:
+            self._headers = without_places(self._headers, self._host)
         if self.sink is not None:
             self.sink.head(status, self._reason, self._headers)
             if self._bodyless:  # the parser would wait for the body that its head announces

@@ -6,6 +6,7 @@ llhttp has accepted, these two aside, means the same (measured: parsing and sort
 """
 
 import re
+from urllib.parse import urlsplit
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -41,6 +42,7 @@ _NOT_FORWARDED = HOP_BY_HOP | frozenset(  # an engine's CORS headers would open 
 )
 # As uvicorn and most servers write them: no need to fold their case.
 _LOWER = frozenset({b"content-length", b"content-type", b"date", b"server", b"vary"})
+_PLACES = frozenset({b"location", b"content-location"})
 _MAX_HEAD = 8 * 1024
 _MAX_DIGITS = 9
 _MAX_MISSES = 8  # heads noted in vain before a connection is believed to vary them
@@ -81,6 +83,24 @@ class Sorted:
 def without(lines: list[bytes], drop: frozenset[bytes]) -> list[bytes]:
     """Return header lines but for those named in `drop`."""
     return [line for line in lines if line.partition(b":")[0].lower() not in drop]
+
+
+def without_places(headers: Headers, host: str) -> Headers:
+    """Return headers but for redirections to `host`: clients follow them, and learn an address."""
+    return [
+        (name, value)
+        for name, value in headers
+        if name.lower() not in _PLACES or not _leads_to(value, host)
+    ]
+
+
+def _leads_to(place: bytes, host: str) -> bool:
+    """Return whether an absolute URL names `host`, on whatever port; unreadable ones may."""
+    try:
+        named = urlsplit(place.decode("latin-1").replace("\\", "/").strip()).hostname
+    except ValueError:
+        return True
+    return named is not None and named.rstrip(".") == host.lower().rstrip(".")
 
 
 class AnswerMemo:

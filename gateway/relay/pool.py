@@ -82,7 +82,7 @@ class Pool:
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(timeout_s):
             _, connection = await loop.create_connection(
-                lambda: UpstreamConnection(self._release),
+                lambda: UpstreamConnection(self._release, self.origin.host),
                 self.origin.host,
                 self.origin.port,
                 ssl=self._ssl,

@@ -12,6 +12,7 @@ class AttemptResult(StrEnum):
     """How one upstream attempt ended (`gateway_upstream_attempts_total`)."""
 
     OK = "ok"
+    STATUS_3XX = "3xx"
     STATUS_4XX = "4xx"
     STATUS_5XX = "5xx"
     CONNECT_FAILED = "connect_failed"

@@ -3,7 +3,7 @@ import asyncio
 import random
 from array import array
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -369,6 +369,52 @@ async def test_another_sites_page_cannot_act(rig: Rig, client: Client) -> None:
 
     own = f"http://{client.host}:{client.port}"
     assert (await client.post("/backends/a/drain", headers={"origin": own})).status == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "status"),
+    [
+        ("evil.example", "http://evil.example", 403),  # its name was made to resolve to us
+        ("evil.example:9090", "http://evil.example:9090", 403),
+        ("127.0.0.1.evil.example", "http://127.0.0.1.evil.example", 403),
+        ("localhost:9090", "http://evil.example", 403),
+        ("localhost:9090", "null", 403),
+        ("[bad", "http://[bad", 403),
+        ("localhost:9090", "http://localhost:9090", 200),
+        ("10.0.0.7:9090", "http://10.0.0.7:9090", 200),
+        ("[::1]:9090", "http://[::1]:9090", 200),
+        ("gateway.internal", "https://gateway.internal", 200),  # the configured name
+        ("evil.example", None, 200),  # no browser: curl, a script, Prometheus
+    ],
+)
+async def test_a_page_whose_name_is_not_ours_cannot_act(
+    rig: Rig,
+    aiohttp_client: Callable[..., Awaitable[Client]],
+    host: str,
+    origin: str | None,
+    status: int,
+) -> None:
+    client = await aiohttp_client(build_admin(replace(rig.context(), host="gateway.internal")))
+    headers = {"host": host} | ({} if origin is None else {"origin": origin})
+
+    answer = await client.post("/backends/a/drain", headers=headers)
+
+    assert answer.status == status
+    assert any(backend.draining for backend in rig.dispatcher.backends(101.0)) is (status == 200)
+
+
+@pytest.mark.parametrize("expect", ["foo", "100-continue", "200-ok"])
+async def test_an_expectation_never_costs_the_json_answer(client: Client, expect: str) -> None:
+    answer = await client.post("/explain", data=b"broken", headers={"expect": expect})
+
+    assert answer.status == 400
+    assert (await error_of(answer))["code"] == "invalid_json"
+
+
+def test_a_body_of_too_many_values_is_not_parsed_to_guess_its_route() -> None:
+    body = b'{"prompt":[' + b",".join([b"[]"] * 600_000) + b"]}"
+
+    assert guess_path(body) == "/v1/chat/completions"
 
 
 async def test_command_prints_what_the_gateway_says(

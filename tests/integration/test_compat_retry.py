@@ -330,13 +330,13 @@ async def test_d21_a_trailing_slash_is_served_without_a_redirect(path: str) -> N
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 async def test_d21_a_redirect_of_the_backend_is_passed_back(status: int) -> None:
     async def script(conn: Conn, _: Received) -> None:
-        await conn.json({}, status, b"location: http://127.0.0.1:1/elsewhere\r\n")
+        await conn.json({}, status, b"location: https://elsewhere.example/x\r\n")
 
     async with running(script) as rig:
         answer = await rig.ask(CHAT)
 
         assert answer.status == status
-        assert answer.header("location") == "http://127.0.0.1:1/elsewhere"
+        assert answer.header("location") == "https://elsewhere.example/x"
         assert reached(rig) == 1
 
 

@@ -1,0 +1,35 @@
+"""Work on large bodies, one at a time in a thread: the loop goes on between its C calls.
+
+A parser holds the interpreter's lock, so what bounds the loop's wait is the cap on a body's values
+(`core.request.MAX_WEIGHT`) and that only one body is worked on at once. Must never touch what the
+loop's thread uses meanwhile.
+"""
+
+import asyncio
+import gc
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+LARGE = 1024 * 1024
+"""Bodies up to this are parsed in place: it takes a few ms, 60 ms at the very worst."""
+
+T = TypeVar("T")
+
+_worker = ThreadPoolExecutor(1, "large-bodies")
+
+
+async def apart(work: Callable[[], T]) -> T:
+    """Return what `work` returns or raises; a cancelled wait leaves it to end by itself."""
+    return await asyncio.get_running_loop().run_in_executor(_worker, _uncollected, work)
+
+
+def _uncollected(work: Callable[[], T]) -> T:
+    """Keep the collector from walking what is being built again and again: half the time."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return work()
+    finally:
+        if collecting:
+            gc.enable()

@@ -80,8 +80,10 @@ def query(
     model: str = "m",
     tail: int = 10,
     stream: bool = True,
+    prefills: bool = True,
 ) -> Query:
-    return Query(model, cls, chain(*parts, tail=tail), output, stream=stream)
+    made = chain(*parts, tail=tail)
+    return Query(model, cls, made, output, stream=stream, prefills=prefills)
 
 
 def admit(core: Dispatcher, wanted: Query, now: float) -> Ticket:

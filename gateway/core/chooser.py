@@ -1,9 +1,10 @@
 """One decision: which backends are looked at, what they hold, what each costs, who wins and why.
 
-The last decision's candidates stay readable (`rows`, `reason`) until the next. Must never enter
+The last decision's candidates stay readable (`rows`, `reason`, `used`) until the next. Must never enter
 anything in the books or the index: whoever asked does, or does not.
 """
 
+from array import array
 from collections.abc import Sequence
 from random import Random
 
@@ -12,10 +13,13 @@ from gateway.core.cost import Demand
 from gateway.core.fleet import Fleet
 from gateway.core.hot import deserves_home
 from gateway.core.ledger import Account
-from gateway.core.policies import Policy, pick
+from gateway.core.policies import POLICIES, Policy, pick
 from gateway.core.pool import SHORTLIST_ABOVE, Pool, fill
 from gateway.core.settings import Slo
-from gateway.core.types import BackendId, Query
+from gateway.core.types import BackendId, Chain, Query
+
+# What a request that runs no prefill asks of a backend's cache.
+_NOTHING = Chain(array("Q"), 1.0, 0)
 
 
 class Chooser:
@@ -32,7 +36,7 @@ class Chooser:
 
     def configure(self, policy: Policy) -> None:
         """Use `policy`, and the weights in the fleet's settings."""
-        self.policy = policy
+        self.policy = self.used = policy
         routing = self._fleet.settings.routing
         self._demand.weights = (routing.prefix_weight, routing.queue_weight, routing.kv_weight)
 
@@ -41,7 +45,9 @@ class Chooser:
     ) -> Account | None:
         """Return the backend for `query`, or None when none is eligible and untried."""
         fleet = self._fleet
-        policy = self.policy
+        if not query.prefills:
+            return self._choose_idlest(pool, query, now, tried)
+        policy = self.used = self.policy
         chain = query.chain
         held = fleet.trie.lookup(chain.hashes)
         fresh = pool.epoch == fleet.epoch and now < pool.until
@@ -82,3 +88,29 @@ class Chooser:
         else:
             self.reason = explain.reason_for(rows, winner)
         return winner
+
+    def measure(self, rows: Sequence[Account], query: Query, now: float) -> None:
+        """Write to `rows`, candidates or not, what of `query` each holds and would prefill."""
+        if query.prefills:
+            fill(rows, self._fleet.trie.lookup(query.chain.hashes), query.chain, now)
+            return
+        fill(rows, (), _NOTHING, now)
+        for row in rows:
+            row.uncached_tokens = 0
+            row.prefill_s = 0.0
+
+    def _choose_idlest(
+        self, pool: Pool, query: Query, now: float, tried: Sequence[BackendId]
+    ) -> Account | None:
+        """Choose for a request that no cache and no prefill price says anything about."""
+        eligible = pool.eligible(now, self._fleet.epoch)
+        self.rows = rows = [row for row in eligible if row.slot not in tried]
+        self.known = None
+        self.used = policy = POLICIES["least_requests"]
+        if not rows:
+            self.reason = explain.NOBODY
+            return None
+        self.measure(rows, query, now)
+        policy.score(rows, self._demand, self._rng)
+        self.reason = explain.NO_PREFILL if len(rows) > 1 else explain.ONLY
+        return pick(rows, policy.near, self._rng)

@@ -7,7 +7,7 @@ when a reload has replaced it meanwhile.
 from gateway.core.bucket import Bucket
 from gateway.core.classify import Classifier
 from gateway.core.settings import ClassSpec
-from gateway.core.types import Finish, Ticket
+from gateway.core.types import Finish, Outcome, Ticket
 
 
 class ClassBooks:
@@ -68,9 +68,15 @@ class Classes:
 
 
 def used_tokens(ticket: Ticket, finish: Finish) -> float:
-    """Return the uncached prompt tokens and output tokens an ended request really cost."""
+    """Return the uncached prompt tokens and output tokens an ended request really cost.
+
+    One that failed, or was refused after all, before anything came back cost nothing; one whose
+    client left then has cost the prompt.
+    """
     if not finish.prefilled and ticket.first_token_at is None:
-        return 0.0
+        # a client that leaves early does not stop the prefill in time: it would compute for free
+        left = finish.outcome is Outcome.CLIENT_CLOSED and finish.sent
+        return float(ticket.uncached_tokens) if left else 0.0
     usage = finish.usage
     uncached = float(ticket.uncached_tokens)
     if usage.prompt_tokens is not None:

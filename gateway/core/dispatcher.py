@@ -18,7 +18,7 @@ from gateway.core.fleet import Fleet
 from gateway.core.learn import OutputLengths, learn_cache, learn_prefill, learn_tpot
 from gateway.core.ledger import STALE, Account, LedgerError, SilentPrefills
 from gateway.core.policies import POLICIES, policy_named
-from gateway.core.pool import JITTER_S, Pool, fill
+from gateway.core.pool import JITTER_S, Pool
 from gateway.core.settings import CoreSettings, ModelSpec
 from gateway.core.types import (
     BackendStatus,
@@ -113,10 +113,10 @@ class Dispatcher:
             books.rejected += 1
             return Refusal(RefusalKind.NO_BACKEND, NO_BACKEND_RETRY_S, query.model)
         reserved = 0.0
-        if books.bucket is not None:
+        bucket = books.bucket if query.prefills else None
+        if bucket is not None:
             reserved = float(winner.uncached_tokens + query.expected_output_tokens)
-            wait = books.bucket.reserve(reserved, now)
-            if wait:
+            if wait := bucket.reserve(reserved, now):
                 books.rejected += 1
                 return Refusal(RefusalKind.RATE, clamp_retry_after(wait), books.spec.name)
         books.admitted += 1
@@ -126,7 +126,7 @@ class Dispatcher:
             query,
             winner.slot,
             winner.name,
-            chooser.policy.name,
+            chooser.used.name,
             winner.hit_tokens,
             winner.uncached_tokens,
             winner.prefill_s,
@@ -136,8 +136,8 @@ class Dispatcher:
             reserved,
             winner.depth,
         )
-        if books.bucket is not None:
-            self._classes.hold(ticket, books.bucket)
+        if bucket is not None:
+            self._classes.hold(ticket, bucket)
         self._place(ticket, winner, pool, now)
         return ticket
 
@@ -165,7 +165,7 @@ class Dispatcher:
         ticket.attempts += 1
         ticket.slot = winner.slot
         ticket.backend = winner.name
-        ticket.policy = self.policy
+        ticket.policy = self._chooser.used.name
         ticket.hit_tokens = winner.hit_tokens
         ticket.uncached_tokens = winner.uncached_tokens
         ticket.prefill_s = winner.prefill_s
@@ -211,7 +211,8 @@ class Dispatcher:
             if finish.outcome is not _OK or not row.breaker.calm:
                 self._bump(row.breaker.judge(ticket, finish.outcome, now))
             if finish.prefilled or ticket.first_token_at is not None:
-                self._learn(row, ticket, finish, now)
+                if ticket.query.prefills:
+                    self._learn(row, ticket, finish, now)
                 row.jitter = self._rng.random() * JITTER_S
                 if row.retired:
                     self._fleet.settle(row)
@@ -301,11 +302,13 @@ class Dispatcher:
         chain = query.chain
         ticket.trail = explain.trail_of(chooser.rows)
         row.place(ticket, now)
+        if not row.breaker.calm:
+            self._bump(row.breaker.sent(ticket.id, now))
+        if not query.prefills:
+            return
         pool.cursor += 1
         pool.note_hit(row.hit_tokens, chain.tokens)
         pool.hot.note(chooser.known)
-        if not row.breaker.calm:
-            self._bump(row.breaker.sent(ticket.id, now))
         hashes = chain.hashes
         if hashes:
             fleet = self._fleet
@@ -332,13 +335,13 @@ class Dispatcher:
         self._catch_up(now)
         chooser = self._chooser
         winner = chooser.choose(pool, query, slo, now)
-        table = {s.name: s for s in explain.scores(explain.trail_of(chooser.rows), chooser.policy)}
+        table = {s.name: s for s in explain.scores(explain.trail_of(chooser.rows), chooser.used)}
         others = [row for row in pool.rows if row.name not in table]
-        fill(others, self._fleet.trie.lookup(query.chain.hashes), query.chain, now)
+        chooser.measure(others, query, now)
         table |= {row.name: explain.left_out(row, now) for row in others}
         return explain.explanation(
             query,
-            self.policy,
+            chooser.used.name,
             None if winner is None else winner.name,
             chooser.reason,
             [table[row.name] for row in pool.rows],

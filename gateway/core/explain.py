@@ -22,6 +22,7 @@ NO_HIT = "no backend holds a prefix; lowest cost"
 HOME = "longest prefix hit and lowest cost"
 AWAY = "its prefix home costs more than recomputing here"
 INVEST = "a prefix this popular gets another home"
+NO_PREFILL = "runs no prefill; fewest requests in flight"
 NOBODY = "no eligible backend"
 
 

@@ -162,13 +162,15 @@ class Account:
         if ident in self.live:
             raise LedgerError(f"ticket {ident} is already on {self.name}")
         self.live[ident] = ticket
-        self.alone = 0 if self.unprefilled or self.other_owed_s else ident
         self.in_flight = in_flight = self.in_flight + 1
         if in_flight > self.peak_in_flight:  # noqa: PLR1730 - a third of the price of max
             self.peak_in_flight = in_flight
+        self.fresh_until = STALE
+        if not ticket.query.prefills:
+            return
+        self.alone = 0 if self.unprefilled or self.other_owed_s else ident
         self.unprefilled += 1
         ticket.owes = True
-        self.fresh_until = STALE
         prefill_s = ticket.prefill_s
         chain = ticket.query.chain
         tokens = chain.tokens
@@ -208,7 +210,10 @@ class Account:
         del live[ticket.id]
         self.in_flight -= 1
         self.fresh_until = STALE
-        chain = ticket.query.chain
+        query = ticket.query
+        if not query.prefills:
+            return True
+        chain = query.chain
         tokens = chain.tokens
         self.context_tokens -= tokens
         if 2 * len(chain.hashes) * chain.tokens_per_block > _CHECKPOINT_TOKENS:

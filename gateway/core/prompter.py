@@ -1,7 +1,8 @@
 """From a request to its chain without any vocabulary: byte blocks and a learnt bytes-per-token.
 
-The ratio is learnt from the token counts engines report: per conversation where it is known,
-else per model and class. Must stay bounded: every table has a cap.
+Both are learnt from the token counts engines report: the ratio of a long prompt's own conversation
+where it is known, else tokens = overhead + bytes / ratio per model and class (`core/token_fit.py`).
+Must stay bounded: every table has a cap.
 """
 
 from array import array
@@ -12,10 +13,8 @@ from gateway.core.canonical import canonical
 from gateway.core.chain import BLOCK_BYTES, narrow_blocks
 from gateway.core.chain_memo import ChainMemo
 from gateway.core.request import ParsedRequest
+from gateway.core.token_fit import LONG_BYTES, TokenFit
 from gateway.core.types import Chain
-
-DEFAULT_RATIO: Final = 4.0
-"""Bytes per token of English and code in current vocabularies, until an engine says otherwise."""
 
 ID_BYTES: Final = 4.0
 """Prompts of token ids are hashed as 32-bit words: exact by construction."""
@@ -31,8 +30,8 @@ The first block alone would be the system prompt that all conversations of an ap
 _SHORT: Final = _ANCHORS[-2]  # chains up to here have the first anchor alone
 
 _CONVERSATION_WEIGHT: Final = 0.5
-_MODEL_WEIGHT: Final = 0.1
-_RATIO_RANGE: Final = (0.25, 64.0)
+_SLOPE_RANGE: Final = (1 / 64, 4.0)  # tokens per byte
+_UNKNOWN: Final = TokenFit()
 
 
 class Prompter(Protocol):
@@ -56,7 +55,7 @@ class BytePrompter:
         self._narrow_blocks = narrow_blocks(block_bytes)
         self._memo = ChainMemo(self._salt, block_bytes)
         self._conversations: OrderedDict[int, float] = OrderedDict()
-        self._models: dict[tuple[str, str], float] = {}
+        self._models: dict[tuple[str, str], TokenFit] = {}
 
     def chain(self, request: ParsedRequest, *, isolation: str = "", cls: str = "") -> Chain:
         """Return the prompt's chain, its token count estimated."""
@@ -64,44 +63,56 @@ class BytePrompter:
         block_bytes = self._block_bytes
         hashes = self._memo.chain(stream)
         size = len(stream)
+        overhead = 0.0
         if "prompt" in request.data and _is_token_ids(request.data):
-            ratio = ID_BYTES
+            slope = 1.0 / ID_BYTES
+        elif size >= LONG_BYTES and (known := self._known_slope(hashes)):
+            slope = known
         else:
-            ratio = self._ratio(hashes, request.model or "", cls)
-        tokens = round(size / ratio) or 1
+            fit = self._fit(request.model or "", cls)
+            overhead, slope = fit.overhead, fit.slope
+        tokens = round(overhead + size * slope) or 1
         # positional: half the price of keywords
-        return Chain(hashes, block_bytes / ratio, tokens, False, size, self._narrow_blocks)
+        return Chain(hashes, block_bytes * slope, tokens, False, size, self._narrow_blocks)
 
     def learn(self, model: str, cls: str, chain: Chain, prompt_tokens: int) -> None:
         """Take in the prompt tokens an engine reported. `model` is the name the chain was made of.
 
-        Nonsense (no tokens, no text) is ignored and a ratio is held to what text can have.
+        Nonsense (no tokens, no text) is ignored and the rest is held to what text can have.
         """
         if prompt_tokens <= 0 or chain.text_bytes <= 0:
             return
-        low, high = _RATIO_RANGE
-        ratio = chain.text_bytes / prompt_tokens
-        if not low <= ratio <= high:
-            ratio = low if ratio < low else high
+        low, high = _SLOPE_RANGE
+        size = float(chain.text_bytes)
+        tokens = float(prompt_tokens)
+        slope = tokens / size
+        if not low <= slope <= high:
+            slope = low if slope < low else high
+            tokens = slope * size
         models = self._models
         for key in ((model, cls), (model, "")):
-            old = models.get(key)
-            models[key] = ratio if old is None else old + _MODEL_WEIGHT * (ratio - old)
+            fit = models.get(key)
+            if fit is None:
+                fit = models[key] = TokenFit()
+            fit.learn(size, tokens)
         if len(models) > MAX_MODELS:
             self._forget_models()
+        if size >= LONG_BYTES:  # a short one's count is mostly its overhead
+            self._learn_conversation(chain.hashes, slope)
+
+    def _learn_conversation(self, hashes: "array[int]", slope: float) -> None:
         known = self._conversations
-        hashes = chain.hashes
         size = len(hashes)
         for anchor in _ANCHORS if size > _SHORT else _ANCHORS[-1:]:
             if anchor < size:
                 mark = hashes[anchor]
                 old = known.get(mark)
                 if old is None:
-                    known[mark] = ratio
+                    known[mark] = slope
                     if len(known) > MAX_CONVERSATIONS:
                         known.popitem(last=False)
                 else:
-                    known[mark] = old + _CONVERSATION_WEIGHT * (ratio - old)
+                    known[mark] = old + _CONVERSATION_WEIGHT * (slope - old)
                     known.move_to_end(mark)
 
     def _forget_models(self) -> None:
@@ -109,13 +120,17 @@ class BytePrompter:
         for key in list(self._models)[: len(self._models) - MAX_MODELS]:
             del self._models[key]
 
-    def _ratio(self, hashes: "array[int]", model: str, cls: str) -> float:
+    def _known_slope(self, hashes: "array[int]") -> float | None:
         known = self._conversations
         size = len(hashes)
         for anchor in _ANCHORS if size > _SHORT else _ANCHORS[-1:]:
-            if anchor < size and (ratio := known.get(hashes[anchor])):
-                return ratio
-        return self._models.get((model, cls)) or self._models.get((model, "")) or DEFAULT_RATIO
+            if anchor < size and (slope := known.get(hashes[anchor])):
+                return slope
+        return None
+
+    def _fit(self, model: str, cls: str) -> TokenFit:
+        models = self._models
+        return models.get((model, cls)) or models.get((model, "")) or _UNKNOWN
 
 
 def _is_token_ids(data: dict[str, Any]) -> bool:

@@ -124,6 +124,7 @@ class Query(msgspec.Struct, frozen=True, gc=False):
     """One request as the dispatcher sees it: everything a decision needs and nothing else.
 
     `stream` False = the answer comes whole, so its first byte says nothing about the prefill.
+    `prefills` False = the engine only counts or spells tokens: its cache learns nothing of `chain`.
     """
 
     model: str
@@ -134,6 +135,7 @@ class Query(msgspec.Struct, frozen=True, gc=False):
     class_rule: str = "default"
     key: str | None = None
     stream: bool = True
+    prefills: bool = True
 
 
 TrailRow = tuple[str, int, int, int, float, float, tuple[float, ...]]
@@ -195,7 +197,8 @@ class Finish(msgspec.Struct, frozen=True, gc=False):
 
     `prefilled` = the backend surely began the prefill (an answer head or a byte came), so the
     prompt's blocks may be believed resident. `chunks` approximates completion tokens when `usage`
-    says nothing. `last_token_at` is the time of the last content chunk.
+    says nothing. `last_token_at` is the time of the last content chunk. `sent` False = the backend
+    it was on last surely got none of it.
     """
 
     outcome: Outcome
@@ -203,6 +206,7 @@ class Finish(msgspec.Struct, frozen=True, gc=False):
     usage: Usage = Usage()
     chunks: int = 0
     last_token_at: float | None = None
+    sent: bool = True
 
 
 @dataclass(slots=True, frozen=True)

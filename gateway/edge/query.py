@@ -20,6 +20,8 @@ _GENERATE = frozenset(
         Api.TRANSLATIONS,
     }
 )
+# These run no model: the engine's tokenizer answers, and nothing gets into its cache.
+_TOKENIZER_ONLY = frozenset({Api.COUNT_TOKENS, Api.TOKENIZE, Api.DETOKENIZE})
 _STARTING = "No backend that is up serves this model, and some have not told their models yet."
 _SHOWN = 100  # characters of a client's model id that an error repeats
 
@@ -91,7 +93,11 @@ def build_query(
         path, parsed.has_tools, chain.tokens, user_agent, name, model, forced_class, key_class
     )
     cls, rule = dispatcher.classify(features)
-    output = 0
+    output, prefills = 0, True
     if parsed.api in _GENERATE:
         output = dispatcher.expected_output(model, cls, parsed.max_tokens)
-    return Query(model, cls, chain, output, session or parsed.session, rule, name, parsed.stream)
+    elif parsed.api in _TOKENIZER_ONLY:
+        prefills = False
+    return Query(
+        model, cls, chain, output, session or parsed.session, rule, name, parsed.stream, prefills
+    )

@@ -86,10 +86,17 @@ class Life(RuleBasedStateMachine):
         chosen = [row for row in usable if closed(row)] or usable
         return {row.name for row in chosen if row.slot not in tried}
 
-    @rule(parts=prompts, cls=st.sampled_from(("coding", "chat", "gone")), stream=st.booleans())
-    def admit(self, parts: list[tuple[str, int]], cls: str, *, stream: bool) -> None:
+    @rule(
+        parts=prompts,
+        cls=st.sampled_from(("coding", "chat", "gone")),
+        stream=st.booleans(),
+        prefills=st.booleans(),
+    )
+    def admit(
+        self, parts: list[tuple[str, int]], cls: str, *, stream: bool, prefills: bool
+    ) -> None:
         allowed = self._may_get_traffic([])
-        asked = Query("m", cls, chain(*parts, tail=7), 50, stream=stream)
+        asked = Query("m", cls, chain(*parts, tail=7), 50, stream=stream, prefills=prefills)
         answer = self.core.admit(asked, self.now)
         if isinstance(answer, Ticket):
             assert answer.backend in allowed
@@ -247,7 +254,9 @@ class Walk:
     def arrive(self) -> None:
         rng = self.rng
         parts = [(rng.choice("abcdef"), 64 * rng.randrange(60)) for _ in range(rng.randrange(4))]
-        asked = Query("m", "chat", chain(*parts, tail=3), 50, stream=rng.random() < 0.8)
+        streams, prefills = rng.random() < 0.8, rng.random() < 0.9
+        made = chain(*parts, tail=3)
+        asked = Query("m", "chat", made, 50, stream=streams, prefills=prefills)
         answer = self.core.admit(asked, self.now)
         if isinstance(answer, Ticket):
             self.live.append(answer)

@@ -31,8 +31,18 @@ def test_what_was_used_comes_from_the_engine_where_it_says(
     assert used_tokens(ticket(), Finish(Outcome.OK, True, usage, chunks)) == used
 
 
-def test_a_request_that_never_ran_used_nothing() -> None:
-    assert used_tokens(ticket(), done(Outcome.UPSTREAM_ERROR, prefilled=False)) == 0.0
+@pytest.mark.parametrize("outcome", [o for o in Outcome if o is not Outcome.CLIENT_CLOSED])
+def test_a_request_that_never_ran_used_nothing(outcome: Outcome) -> None:
+    assert used_tokens(ticket(), done(outcome, prefilled=False)) == 0.0
+
+
+def test_a_client_that_leaves_before_the_first_token_has_used_its_uncached_prompt() -> None:
+    assert used_tokens(ticket(), Finish(Outcome.CLIENT_CLOSED, prefilled=False)) == 320.0
+
+
+def test_a_client_that_leaves_before_anything_was_sent_has_used_nothing() -> None:
+    left = Finish(Outcome.CLIENT_CLOSED, prefilled=False, sent=False)
+    assert used_tokens(ticket(), left) == 0.0
 
 
 def test_an_unlimited_class_has_no_bucket() -> None:

@@ -118,11 +118,97 @@ def test_the_bucket_is_settled_with_what_the_engine_reports() -> None:
     assert bucket(core, 0.0) == 8000 - 1000 - 20
 
 
-def test_a_request_that_never_ran_is_refunded_whole() -> None:
+@pytest.mark.parametrize("outcome", [Outcome.UPSTREAM_5XX, Outcome.NO_BACKEND, Outcome.EXPIRED])
+def test_a_request_that_never_ran_is_refunded_whole(outcome: Outcome) -> None:
+    core = dispatcher(classes=LIMITED)
+    ticket = admit(core, PROMPT, 0.0)
+    core.finish(ticket, done(outcome, prefilled=False), 0.0)
+    assert bucket(core, 0.0) == 8000.0
+
+
+def test_leaving_before_the_first_token_gives_no_free_prefill() -> None:
     core = dispatcher(classes=LIMITED)
     ticket = admit(core, PROMPT, 0.0)
     core.finish(ticket, done(Outcome.CLIENT_CLOSED, prefilled=False), 0.0)
-    assert bucket(core, 0.0) == 8000.0
+    assert bucket(core, 0.0) == 8000.0 - 7050
+    assert books(core) == [(0, 0, 0.0, 0)] * 8
+
+
+# -- requests that run no prefill --------------------------------------------------------------
+
+COUNT = query(("system", 6400), ("user", 640), output=0, prefills=False, stream=False)
+
+
+def test_a_tokenizer_request_is_in_flight_and_nothing_else() -> None:
+    core = dispatcher(classes=LIMITED)
+    ticket = admit(core, COUNT, 0.0)
+    assert [b.in_flight for b in core.backends(0.0) if b.name == ticket.backend] == [1]
+    assert all(b[1:] == (0, 0.0, 0) for b in books(core, 0.0))
+    assert (ticket.hit_tokens, ticket.uncached_tokens, ticket.reserved_tokens) == (0, 0, 0.0)
+    assert (bucket(core, 0.0), len(core._silent)) == (8000.0, 0)
+    assert core.index_bytes == dispatcher(classes=LIMITED).index_bytes
+    core.first_token(ticket, 0.1)
+    core.finish(ticket, done(usage=Usage(7050, 900, 0), at=0.1), 0.1)
+    assert books(core) == [(0, 0, 0.0, 0)] * 8
+    assert bucket(core, 0.1) == 8000.0
+
+
+def test_after_a_tokenizer_request_no_backend_is_believed_to_hold_its_prompt() -> None:
+    core = dispatcher(3)
+    serve(core, COUNT, 0.0)
+    told = core.explain(PROMPT, 1.0)
+    assert [row.hit_tokens for row in told.backends] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("policy", ["cost", "round_robin", "random"])
+def test_tokenizer_requests_teach_the_choice_nothing(policy: str) -> None:
+    core, twin = dispatcher(4, policy=policy), dispatcher(4, policy=policy)
+    home = serve(core, PROMPT, 0.0)
+    serve(twin, PROMPT, 0.0)
+    row, pool = core._fleet.by_name[home.backend], core._fleet.pools["m"]
+    for turn in range(50):
+        ticket = admit(core, COUNT, 1.0 + turn)
+        core.first_token(ticket, 1.5 + turn)
+        core.finish(ticket, done(usage=Usage(7050, 300, 0), at=1.5 + turn), 1.5 + turn)
+    other = twin._fleet.by_name[home.backend], twin._fleet.pools["m"]
+    assert (row.trust, row.index_share) == (other[0].trust, other[0].index_share)
+    assert row.hit_tokens_predicted == other[0].hit_tokens_predicted
+    assert (pool.hit_share, pool.cursor) == (other[1].hit_share, other[1].cursor)
+    assert core.expected_output("m", "chat", None) == twin.expected_output("m", "chat", None)
+    after = [admit(each, PROMPT, 60.0) for each in (core, twin)]
+    assert [t.hit_tokens for t in after if t.backend == home.backend] == [
+        7040 for t in after if t.backend == home.backend
+    ]
+
+
+def test_tokenizer_requests_go_where_the_fewest_requests_are_even_from_an_empty_bucket() -> None:
+    core = dispatcher(4, classes=LIMITED)
+    busy = admit(core, PROMPT, 0.0)
+    assert refused(core).kind is RefusalKind.RATE
+    tickets = [admit(core, COUNT, 0.0) for _ in range(3)]
+    assert {busy.backend, *(ticket.backend for ticket in tickets)} == {"b0", "b1", "b2", "b3"}
+    assert {ticket.policy for ticket in tickets} == {"least_requests"}
+    assert core.reassign(tickets[0], 0.1)
+    assert tickets[0].policy == "least_requests"
+
+
+def test_a_tokenizer_requests_explanation_is_its_decision() -> None:
+    core = dispatcher(3)
+    serve(core, PROMPT, 0.0)
+    core.set_up("b1", False, 0.0)
+    told = core.explain(COUNT, 1.0)
+    ticket = admit(core, COUNT, 1.0)
+    assert (told.winner, told.policy, told.reason) == (
+        ticket.backend,
+        "least_requests",
+        ticket.reason,
+    )
+    assert {(row.hit_tokens, row.uncached_tokens) for row in told.backends} == {(0, 0)}
+    assert told.prompt_tokens == 7050
+    core.remember("r", ticket, 1.0)
+    kept = core.decisions("r")
+    assert kept is not None
+    assert kept.backends == [row for row in told.backends if row.eligible]
 
 
 # -- failures ----------------------------------------------------------------------------------

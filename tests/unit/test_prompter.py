@@ -5,14 +5,9 @@ from array import array
 import orjson
 import pytest
 
-from gateway.core.prompter import (
-    DEFAULT_RATIO,
-    MAX_CONVERSATIONS,
-    MAX_MODELS,
-    BytePrompter,
-    Prompter,
-)
+from gateway.core.prompter import MAX_CONVERSATIONS, MAX_MODELS, BytePrompter, Prompter
 from gateway.core.request import ParsedRequest, parse_json
+from gateway.core.token_fit import DEFAULT_RATIO
 from gateway.core.types import Api, Chain
 
 
@@ -73,11 +68,11 @@ def test_conversations_that_part_late_keep_their_own_ratio() -> None:
 def test_new_conversation_uses_the_model_and_class() -> None:
     prompter = BytePrompter(1)
     for turn in range(40):
-        coding = prompter.chain(completion(f"{turn} def x" * 100))
+        coding = prompter.chain(completion(f"{turn} def x" * 1000))
         prompter.learn("m", "coding", coding, round(coding.text_bytes / 3))
-        chat = prompter.chain(completion(f"{turn} hello " * 100))
+        chat = prompter.chain(completion(f"{turn} hello " * 1000))
         prompter.learn("m", "chat", chat, round(chat.text_bytes / 5))
-    fresh = completion("something new " * 100)
+    fresh = completion("something new " * 1000)
     size = prompter.chain(fresh).text_bytes
     assert relative_error(prompter.chain(fresh, cls="coding"), round(size / 3)) < 0.01
     assert relative_error(prompter.chain(fresh, cls="chat"), round(size / 5)) < 0.01
@@ -109,6 +104,28 @@ def test_absurd_reports_are_held_to_what_text_can_be() -> None:
     prompter.learn("m", "chat", Chain(chain.hashes, 1.0, 0, text_bytes=0), 10)
 
 
+@pytest.mark.parametrize("shared", ["", "the same first block in every prompt " * 8])
+def test_what_a_template_adds_to_short_prompts_is_not_laid_on_long_ones(shared: str) -> None:
+    prompter = BytePrompter(1)
+    for _ in range(20):
+        hi = prompter.chain(completion(shared + "hi"))
+        prompter.learn("m", "chat", hi, 36 + hi.text_bytes // 4)
+    long = prompter.chain(completion(shared + "x" * 3500))
+    assert relative_error(long, 36 + long.text_bytes // 4) < 0.01
+    hi = prompter.chain(completion(shared + "hi"))
+    assert hi.tokens == pytest.approx(36 + hi.text_bytes / 4, abs=1)
+
+
+def test_a_long_conversation_keeps_its_ratio_however_many_short_prompts_share_its_start() -> None:
+    prompter = BytePrompter(1)
+    start = "the same first block in every prompt " * 8
+    talk = completion(start + "y" * 9000)
+    prompter.learn("m", "chat", prompter.chain(talk), 3000)
+    for _ in range(200):
+        prompter.learn("m", "chat", prompter.chain(completion(start + "hi")), 190)
+    assert prompter.chain(talk).tokens == 3000
+
+
 def test_shortest_prompt_has_one_token() -> None:
     assert BytePrompter(1).chain(completion("")).tokens >= 1
 
@@ -120,8 +137,8 @@ def test_tables_never_outgrow_their_caps() -> None:
         prompter.learn(
             f"m{number}",
             "chat",
-            Chain(chain.hashes.__class__("Q", [number]), 1.0, 5, text_bytes=20),
-            5,
+            Chain(chain.hashes.__class__("Q", [number]), 1.0, 1250, text_bytes=5000),
+            1250,
         )
     assert len(prompter._conversations) == MAX_CONVERSATIONS
     assert len(prompter._models) == MAX_MODELS

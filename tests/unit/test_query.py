@@ -38,6 +38,12 @@ def test_a_route_that_writes_expects_what_it_learnt_or_was_told_at_most(path: st
     assert built(path, max_tokens=20).expected_output_tokens == 20
 
 
+@pytest.mark.parametrize("path", GENERATING + READING)
+def test_only_what_the_tokenizer_answers_runs_no_prefill(path: str) -> None:
+    tokenizer = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")
+    assert built(path).prefills is (path not in tokenizer)
+
+
 def test_every_route_either_reads_or_writes() -> None:
     audio = {"/v1/audio/transcriptions", "/v1/audio/translations"}
     assert {api.value for api in Api} == {*GENERATING, *READING} | audio

@@ -84,8 +84,9 @@ class Endings:
         """The client left: whatever phase this is, the backend is told at once."""
         if self.ended:
             return
+        sent = self._relay is not None and self._waiting is None
         self._stop_upstream()
-        self._finish(Outcome.CLIENT_CLOSED)
+        self._finish(Outcome.CLIENT_CLOSED, sent=sent)
 
     def shut_down(self) -> None:
         """The gateway stops and the drain time is over: end this now."""
@@ -153,8 +154,8 @@ class Endings:
 
     # --- the one exit
 
-    def _finish(self, outcome: Outcome) -> None:
-        """Give everything back, learn, count; whatever the answer was."""
+    def _finish(self, outcome: Outcome, *, sent: bool = True) -> None:
+        """Give everything back, learn, count; whatever the answer was. `sent` as in `Finish`."""
         self._count_attempt(AttemptResult.ABORTED)  # unless it has ended before
         relay = self._relay
         usage, reached, opening, chunks, last_at = NO_USAGE, False, b"", 0, 0.0
@@ -165,7 +166,7 @@ class Endings:
                 usage, opening = scanner.usage(), scanner.opening
             chunks, last_at = relay.chunks, relay.last_at
             reached = 200 <= relay.status < 300 and last_at > 0
-        finish = Finish(outcome, reached, usage, chunks, last_at or None)
+        finish = Finish(outcome, reached, usage, chunks, last_at or None, sent)
         self._close_books(finish, self._handler.clock(), opening)
 
     def _close_books(self, finish: Finish, now: float, opening: bytes) -> None:

@@ -4,6 +4,7 @@ decode -> parse -> resolve -> permit -> chain, classify -> admit -> attempt (-> 
 -> `_finish`. No task runs except while a new connection is opened or a large body is read.
 """
 
+import asyncio
 import logging
 from functools import partial
 
@@ -11,7 +12,7 @@ from gateway.config.schema import KeyConfig
 from gateway.core.dispatcher import Dispatcher
 from gateway.core.request import ParsedRequest, UsageOption
 from gateway.core.splice import replace_model, replace_priority, request_usage
-from gateway.core.types import Api, Refusal, RefusalKind, Ticket
+from gateway.core.types import Api, Query, Refusal, RefusalKind, Ticket
 from gateway.edge import keys
 from gateway.edge.attempts import Attempts
 from gateway.edge.decode import decode_body
@@ -51,8 +52,9 @@ class Exchange(Attempts):
 
     def _begin_routed(self) -> None:
         parsed = self._read_body()
-        ticket, now = self._admit(parsed)
-        model = ticket.query.model
+        query = self._ask(parsed)
+        ticket, now = self._admit(query)
+        model = query.model
         if parsed.stream or parsed.model != model or self.request.key is not None:
             self._edit_body(parsed, model)
         self._attempt(ticket, now)
@@ -61,8 +63,10 @@ class Exchange(Attempts):
         """Do the same, and what takes long in a thread; cancelled when the request ends."""
         try:
             parsed = await apart(self._read_body)
-            ticket, _ = self._admit(parsed)
-            await apart(partial(self._edit_body, parsed, ticket.query.model))
+            query = self._ask(parsed)
+            await asyncio.sleep(0)  # that hashed the prompt, and the index takes as long again
+            ticket, _ = self._admit(query)
+            await apart(partial(self._edit_body, parsed, query.model))
             del parsed
             self._waiting = None
             self._attempt(ticket, self._handler.clock())
@@ -83,11 +87,11 @@ class Exchange(Attempts):
         kind = (request.text(b"content-type") or "") if route.multipart else ""
         return parse_body(route, self._body, kind)
 
-    def _admit(self, parsed: ParsedRequest) -> tuple[Ticket, float]:
-        """Return the ticket and when it was given.
+    def _ask(self, parsed: ParsedRequest) -> Query:
+        """Return what is asked of the dispatcher.
 
         Raises:
-            GatewayError: refused, whyever.
+            GatewayError: the model or the key does not allow it.
         """
         handler, request, record, route = self._handler, self.request, self.record, self._route
         key, plan = request.key, request.plan
@@ -100,7 +104,7 @@ class Exchange(Attempts):
             if route.api is Api.RESPONSES:
                 self._own_previous(parsed.data.get("previous_response_id"), key)
         self._prompter = prompter = handler.prompter(model)
-        query = build_query(
+        return build_query(
             handler.dispatcher,
             prompter,
             parsed,
@@ -111,14 +115,23 @@ class Exchange(Attempts):
             forced_class=plan.forced_class,
             session=request.session,
         )
+
+    def _admit(self, query: Query) -> tuple[Ticket, float]:
+        """Return the ticket and when it was given.
+
+        Raises:
+            GatewayError: refused, whyever.
+        """
+        handler, record = self._handler, self.record
         record.cls = cls = query.cls
         now = handler.clock()
         ticket = handler.dispatcher.admit(query, now)
         if isinstance(ticket, Refusal):
-            raise self._refusal(ticket, cls, model)
+            raise self._refusal(ticket, cls, query.model)
         self.ticket = ticket
         handler.telemetry.admission(cls, _ADMITTED)
-        record.prompt_tokens = query.chain.tokens
+        if query.prefills:
+            record.prompt_tokens = query.chain.tokens
         record.queue_s = 0.0
         return ticket, now
 

@@ -44,28 +44,40 @@ class TokenFit:
     def learn(self, size: float, tokens: float) -> None:
         """Take in a prompt of `size` bytes that an engine counted: a token per 64 at least."""
         if size >= LONG_BYTES:
-            self._long = longest = _mean(self._long, size, tokens)
-        elif size >= _SHORT_BYTES:
-            self._middle = middle = _mean(self._middle, size, tokens)
-            longest = self._long or middle
+            old = self._long
+            if old is not None:
+                mean, count = old
+                size = mean + _WEIGHT * (size - mean)
+                tokens = count + _WEIGHT * (tokens - count)
+            self._long = size, tokens
         else:
-            self._short = _mean(self._short, size, tokens)
-            # short ones alone say nothing of the slope
-            longest = self._long or self._middle or _NOTHING
+            size, tokens = self._learn_shorter(size, tokens)
         overhead = self.overhead
         shortest = self._short or self._middle
         if shortest is not None:
-            size, tokens = shortest
-            overhead = tokens - self.slope * size
+            mean, count = shortest
+            overhead = count - self.slope * mean
             if overhead < 0.0:
                 overhead = 0.0
             elif overhead > MAX_OVERHEAD:
                 overhead = MAX_OVERHEAD
-        size, tokens = longest
         if size:
-            overhead = min(overhead, tokens - _LEAST_SLOPE * size)
+            most = tokens - _LEAST_SLOPE * size
+            if overhead > most:  # noqa: PLR1730 - a third of the price of min
+                overhead = most
             self.slope = (tokens - overhead) / size
         self.overhead = overhead
+
+    def _learn_shorter(self, size: float, tokens: float) -> _Mean:
+        """Return the longest kind's mean after a prompt that is not long.
+
+        Short prompts are no such kind: they alone say nothing of the slope.
+        """
+        if size >= _SHORT_BYTES:
+            self._middle = middle = _mean(self._middle, size, tokens)
+            return self._long or middle
+        self._short = _mean(self._short, size, tokens)
+        return self._long or self._middle or _NOTHING
 
 
 def _mean(old: _Mean | None, size: float, tokens: float) -> _Mean:

@@ -29,6 +29,9 @@ MAX_WEIGHED_MEDIA: Final = 256
 MAX_PIECES: Final = 100_000
 """Where a stream is cut off: some 50 ms of work, and ten times the longest conversations seen."""
 
+MAX_ID_LISTS: Final = 10_000
+"""Where a batch of token-id prompts is cut off: five times what OpenAI takes, some 15 ms."""
+
 MAX_EXTRAS: Final = 64
 """A message with more fields is dumped whole; chat APIs define about ten."""
 
@@ -275,7 +278,7 @@ def _token_ids(value: list[Any]) -> tuple[bytes, ...] | None:
 
     All lists but the last are preceded by their length, so that the last can grow.
     """
-    lists = value[:MAX_PIECES] if isinstance(value[0], list) else [value]
+    lists = value[:MAX_ID_LISTS] if isinstance(value[0], list) else [value]
     try:
         words = [array("I", ids) for ids in lists]
     except (TypeError, OverflowError):

@@ -23,12 +23,12 @@ MAX_PARTS = 64
 MAX_FIELD_BYTES = 64 * 1024
 """A form field above this is no field routing reads; only its digest is kept."""
 
-MAX_WEIGHT = 2_500_000
+MAX_WEIGHT = 2_000_000
 """What a body's values may weigh: 1 each, and 4 more per array, object and field.
 
 Parsing costs some 0.1 us per unit, so this bounds it to about 0.2 s. Commas, brackets and colons
 inside of strings count too, as telling them apart would cost more than parsing. A prompt of a
-million token ids weighs 1 million, one of a million tokens of compact JSON text up to 2 million.
+million token ids weighs 1 million, one of a million tokens of compact JSON text some 1.3 million.
 """
 
 _LIGHT_BYTES = 1024 * 1024  # no body of this size or less is too heavy

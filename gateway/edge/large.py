@@ -21,7 +21,9 @@ _worker = ThreadPoolExecutor(1, "large-bodies")
 
 async def apart(work: Callable[[], T]) -> T:
     """Return what `work` returns or raises; a cancelled wait leaves it to end by itself."""
-    return await asyncio.get_running_loop().run_in_executor(_worker, _uncollected, work)
+    done = await asyncio.get_running_loop().run_in_executor(_worker, _uncollected, work)
+    await asyncio.sleep(0)  # who waited for the lock goes first: what follows may take long again
+    return done
 
 
 def _uncollected(work: Callable[[], T]) -> T:

@@ -222,5 +222,5 @@ def test_token_chain_never_widens_its_blocks() -> None:
 
 def test_missing_extra_is_named(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(TokenizerProblem, match="the extra .tokens"):
+    with pytest.raises(TokenizerProblem, match="the extra `tokens`"):
         load_prompter(model, 7, BytePrompter(1))

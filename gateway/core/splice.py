@@ -18,7 +18,7 @@ _STRING: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _NEXT: Final = re.compile(_STRING + rb"|[\[\]{}]", re.DOTALL)
 _STRINGS: Final = re.compile(_STRING, re.DOTALL)
 _SCALAR: Final = re.compile(_STRING + rb"|[^\s,\]}]+", re.DOTALL)
-_ESCAPED_KEY: Final = re.compile(rb"\\u00[567]")  # an ASCII letter or underscore
+_ESCAPED_KEY: Final = (rb"\u005", rb"\u006", rb"\u007")  # an ASCII letter or underscore
 _COLON: Final = re.compile(rb"\s*+:\s*+")
 MAX_STEPS: Final = 50_000
 """Strings and brackets looked at before giving up: some 50 ms, and no honest body comes near."""
@@ -77,9 +77,8 @@ def _values(body: bytes, key: str) -> Iterator[tuple[int, int]]:
     string of a 128 KB body in Python would cost more than parsing it.
     """
     quoted = orjson.dumps(key)
-    hidden = b"\\u00" in body and _ESCAPED_KEY.search(
-        body
-    )  # no client writes its keys so, but it is JSON
+    # no client writes its keys so, but it is JSON
+    hidden = b"\\u00" in body and any(mark in body for mark in _ESCAPED_KEY)
     candidates = _all_keys(body, key) if hidden else _find_all(body, quoted)
     depth = at = 0
     for start, end in islice(candidates, MAX_STEPS):

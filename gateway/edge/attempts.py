@@ -7,7 +7,8 @@ import logging
 
 from gateway.core.scan import OPENING_MAX, find_usage
 from gateway.core.types import Api, Finish, Outcome, Ticket
-from gateway.edge.deadlines import TERMINAL_APIS, Deadlines
+from gateway.edge.deadlines import Deadlines
+from gateway.edge.endings import TERMINAL_APIS
 from gateway.edge.inband import refusal_events
 from gateway.edge.upstreams import Upstream
 from gateway.errors import UpstreamError

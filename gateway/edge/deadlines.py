@@ -1,14 +1,13 @@
 """What a request in progress waits for, how long at most, and what happens then."""
 
-from gateway.core.types import Api, Outcome
-from gateway.edge.endings import Endings
+from gateway.core.types import Outcome
+from gateway.edge.endings import TERMINAL_APIS, Endings
 from gateway.edge.inband import KEEPALIVE
 from gateway.errors import UpstreamTimeout
 from gateway.relay.relay import Relay
 from gateway.telemetry.record import AttemptResult
 
 _NEVER = float("inf")
-TERMINAL_APIS = frozenset({Api.CHAT, Api.COMPLETIONS, Api.MESSAGES, Api.RESPONSES})
 
 
 class Deadlines(Endings):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gateway.edge.handler import Handler
 
 _log = logging.getLogger("radixgate.exchange")
+TERMINAL_APIS = frozenset({Api.CHAT, Api.COMPLETIONS, Api.MESSAGES, Api.RESPONSES})
 
 
 class Endings:
@@ -84,7 +85,14 @@ class Endings:
         """The client left: whatever phase this is, the backend is told at once."""
         if self.ended:
             return
-        sent = self._relay is not None and self._waiting is None
+        relay = self._relay
+        if relay is not None and _told_all(relay):
+            # Clients may close on `[DONE]`: the answer is whole, only the framing's end is not.
+            self._stop_upstream()
+            self._count_attempt(AttemptResult.OK)
+            self._finish(Outcome.OK)
+            return
+        sent = relay is not None and self._waiting is None
         self._stop_upstream()
         self._finish(Outcome.CLIENT_CLOSED, sent=sent)
 
@@ -197,3 +205,11 @@ class Endings:
             _log.exception("request %s: a fault in its settlement", record.request_id)
         self._relay = None  # it refers back: without the cycle, all this goes at once
         handler.telemetry.finished(record)
+
+
+def _told_all(relay: Relay) -> bool:
+    """Return whether a stream's own last event has gone out, and no error with it."""
+    if not relay.stream or relay.encoded or relay.status != 200 or relay.api not in TERMINAL_APIS:
+        return False
+    scanner = relay.scanner
+    return scanner.terminated(relay.api) and not scanner.reported_error()

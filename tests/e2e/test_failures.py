@@ -27,7 +27,7 @@ from tests.e2e.fleet import (
 )
 from tests.e2e.talk import ask, chat, opening
 
-LONG = 4000
+LONG = 7000
 AFTER_KILL = 20
 
 

@@ -1,3 +1,5 @@
+import asyncio
+
 from tests.integration.rig import (
     DONE,
     Conn,
@@ -6,6 +8,7 @@ from tests.integration.rig import (
     chat_event,
     post,
     running,
+    usage_event,
 )
 
 
@@ -43,3 +46,26 @@ async def test_a_stream_crosses_byte_for_byte() -> None:
         assert answer.header("content-type") == "text/event-stream; charset=utf-8"
         await rig.settled()
         assert rig.metric("gateway_requests_total", outcome="ok") == 1
+
+
+async def test_a_client_that_closes_on_the_last_event_had_its_whole_answer() -> None:
+    held = asyncio.Event()
+
+    async def script(conn: Conn, _: Received) -> None:
+        await conn.sse(chat_event("a"), usage_event(prompt=7, completion=1), DONE)
+        await held.wait()  # the end of the chunked body is still to come
+
+    async with running(script) as rig:
+        client = await rig.connect()
+        await client.send(post("/v1/chat/completions", chat(stream=True)))
+        await client.head()
+        while await client.chunk() != DONE:
+            pass
+        client.close()
+        await rig.settled()
+        held.set()
+
+        assert rig.metric("gateway_requests_total", outcome="ok") == 1
+        assert rig.metric("gateway_requests_total", outcome="client_closed") == 0
+        assert rig.metric("gateway_upstream_attempts_total", result="ok") == 1
+        assert rig.metric("gateway_prompt_tokens_total") == 7

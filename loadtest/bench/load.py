@@ -4,6 +4,7 @@ import asyncio
 import random
 from dataclasses import dataclass, field
 from functools import partial
+from time import perf_counter
 from typing import Any, cast
 
 import httptools
@@ -96,7 +97,7 @@ class Client(asyncio.Protocol):
             return
         self.left -= 1
         self.fresh = True
-        self.sent_at = self.loop.time()
+        self.sent_at = perf_counter()
         self.transport.write(self.requests[self.left % len(self.requests)])
 
     def data_received(self, data: bytes) -> None:
@@ -106,7 +107,7 @@ class Client(asyncio.Protocol):
         self.tally.chunks += 1
         if self.fresh:
             self.fresh = False
-            self.tally.first_s.append(self.loop.time() - self.sent_at)
+            self.tally.first_s.append(perf_counter() - self.sent_at)
 
     def on_message_complete(self) -> None:
         if self.parser.get_status_code() == 200:

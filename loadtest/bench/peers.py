@@ -30,7 +30,7 @@ http {{
 """
 _HAPROXY = """
 global
-  maxconn 20000
+  maxconn 8000
   nbthread 1
 defaults
   mode http

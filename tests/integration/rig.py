@@ -189,8 +189,8 @@ class Backend:
     async def _serve(self, conn: Conn) -> None:
         while not conn.writer.is_closing():
             request = await read_request(conn.reader)
-            if request is None:
-                return
+            if request is None or conn.writer.is_closing():
+                return  # an engine runs nothing that it finds in its buffer after closing
             if not await self._builtin(conn, request):
                 conn.requests += 1
                 self.received.append(request)

@@ -82,10 +82,7 @@ async def test_d16_no_request_runs_twice_even_when_the_backend_closes_first(
     statuses, run = await closing_idle_sockets(monkeypatch, 9.0)
 
     assert run == sorted(set(run))
-    answered = {number for number, status in enumerate(statuses) if status == 200}
-    assert answered <= set(run)
-    # Where the backend's timer closes the socket between reading and answering, a run request fails.
-    assert {statuses[number] for number in set(run) - answered} <= {502}
+    assert [number for number, status in enumerate(statuses) if status == 200] == run
 
 
 async def test_d16_a_pooled_socket_that_closed_unread_is_replaced_even_at_the_only_backend(

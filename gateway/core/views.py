@@ -1,0 +1,142 @@
+"""What can be read of the dispatcher: its settings, what it would decide, its figures.
+
+The reading half of the facade (`core/dispatcher.py` adds what changes the books). Must never
+change a book, count anything or move the random state; a decision shown to it is remembered.
+"""
+
+from collections.abc import Sequence
+from random import Random
+
+from gateway.core import explain, status
+from gateway.core.chooser import Chooser
+from gateway.core.classes import Classes
+from gateway.core.classify import Features
+from gateway.core.fleet import Fleet
+from gateway.core.learn import OutputLengths
+from gateway.core.ledger import STALE, Account, SilentPrefills
+from gateway.core.policies import POLICIES, policy_named
+from gateway.core.pool import JITTER_S
+from gateway.core.settings import CoreSettings, ModelSpec
+from gateway.core.types import BackendStatus, ClassStatus, Explanation, Query, Ticket
+
+
+class Views:
+    """One fleet of backends with its classes, books and memory of decisions, to look at."""
+
+    def __init__(self, settings: CoreSettings, rng: Random, now: float) -> None:
+        policy = policy_named(settings.routing.policy)
+        self._rng = rng
+        self._fleet = Fleet(settings, rng)
+        self._chooser = Chooser(self._fleet, policy, rng)
+        self._silent = SilentPrefills()
+        self._refresh_all()
+        self._classes = Classes(settings.classes, now)
+        self._outputs = OutputLengths()
+        self._memory = explain.Memory()
+        self._last_id = 0
+
+    @property
+    def settings(self) -> CoreSettings:
+        """The settings in force."""
+        return self._fleet.settings
+
+    @property
+    def policy(self) -> str:
+        """Name of the policy in force."""
+        return self._chooser.policy.name
+
+    @property
+    def models(self) -> tuple[ModelSpec, ...]:
+        """Configured models."""
+        return self._fleet.settings.models
+
+    def resolve(self, model: str) -> str | None:
+        """Return the configured name behind a model id or alias; None = nobody serves it."""
+        return self._fleet.resolve(model)
+
+    def classify(self, features: Features) -> tuple[str, str]:
+        """Return (class name, the rule that decided, as text)."""
+        return self._classes.classifier.classify(features)
+
+    def expected_output(self, model: str, cls: str, max_tokens: int | None) -> int:
+        """Return how many tokens the answer will likely have, learnt per model and class."""
+        return self._outputs.expected(model, cls, max_tokens)
+
+    # -- looking in -------------------------------------------------------------------------
+
+    def explain(self, query: Query, now: float) -> Explanation:
+        """Return what `admit` would decide now. Changes nothing, not even the random state."""
+        state = self._rng.getstate()
+        try:
+            return self._explain(query, now)
+        finally:
+            self._rng.setstate(state)
+
+    def remember(self, request_id: str, ticket: Ticket, now: float) -> None:  # noqa: ARG002
+        """Keep the ticket's last decision for `decisions`; call again after a `reassign`."""
+        self._memory.remember(request_id, ticket, POLICIES[ticket.policy])
+
+    def decisions(self, request_id: str) -> Explanation | None:
+        """Return the decision made for a request id, while it is among the last thousand."""
+        return self._memory.recall(request_id)
+
+    def backends(self, now: float, model: str | None = None) -> list[BackendStatus]:
+        """Return the figures of all backends, or of one model's."""
+        if model is None:
+            rows: Sequence[Account] = list(self._fleet.by_name.values())
+        else:
+            pool = self._fleet.pools.get(model)
+            rows = [] if pool is None else pool.rows
+        blocks = self._fleet.trie.blocks
+        return [status.backend_status(row, blocks(row.slot), now) for row in rows]
+
+    def classes(self, now: float) -> list[ClassStatus]:
+        """Return the figures of all classes."""
+        return [
+            status.class_status(b.spec.name, b.bucket, b.admitted, b.rejected, now)
+            for b in self._classes.all()
+        ]
+
+    @property
+    def index_bytes(self) -> int:
+        """Estimated memory of the prefix index."""
+        return self._fleet.trie.bytes
+
+    @property
+    def index_nodes(self) -> int:
+        """Nodes of the prefix index."""
+        return self._fleet.trie.nodes
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _catch_up(self, now: float) -> None:
+        """Let time do what it does to the books: stale snapshots, prefills nobody will report."""
+        if now >= self._fleet.fresh_until:
+            self._fleet.expire_snapshots(now)
+            self._refresh_all()
+        self._silent.due(now)
+
+    def _explain(self, query: Query, now: float) -> Explanation:
+        pool = self._fleet.pools.get(query.model)
+        if pool is None:
+            return explain.explanation(query, self.policy, None, explain.NOBODY, [])
+        slo = self._classes.named(query.cls).spec.slo
+        self._catch_up(now)
+        chooser = self._chooser
+        winner = chooser.choose(pool, query, slo, now)
+        table = {s.name: s for s in explain.scores(explain.trail_of(chooser.rows), chooser.used)}
+        others = [row for row in pool.rows if row.name not in table]
+        chooser.measure(others, query, now)
+        table |= {row.name: explain.left_out(row, now) for row in others}
+        return explain.explanation(
+            query,
+            chooser.used.name,
+            None if winner is None else winner.name,
+            chooser.reason,
+            [table[row.name] for row in pool.rows],
+        )
+
+    def _refresh_all(self) -> None:
+        for row in self._fleet.by_name.values():
+            row.fresh_until = STALE
+            row.jitter = self._rng.random() * JITTER_S

@@ -1,12 +1,15 @@
-"""Bytes to a chain of block hashes: the hash of each block is seeded with the one before it.
+"""Bytes or token ids to block hashes: the hash of each block is seeded with the one before it.
 
 Must not depend on how long the data is: a block's hash is the same in every longer stream.
 """
 
+import sys
 from array import array
+from collections.abc import Sequence
 from struct import iter_unpack
 from typing import Final
 
+import orjson
 from xxhash import xxh3_64_intdigest as _hashed
 
 BLOCK_BYTES: Final = 256
@@ -17,6 +20,10 @@ The switch is at a position, not by total length, so a growing prompt keeps its 
 """
 
 MIN_BLOCK_BYTES: Final = 16
+ID_BYTES: Final = 4
+"""A token id is hashed as a little-endian 32-bit word."""
+
+_64_BITS: Final = 0xFFFF_FFFF_FFFF_FFFF
 
 
 def narrow_blocks(block_bytes: int) -> int:
@@ -49,7 +56,41 @@ def chain_blocks(data: bytes, link: int, block_bytes: int) -> "array[int]":
     return array("Q", _chain(data, link, block_bytes))
 
 
-def _chain(data: bytes, link: int, block_bytes: int) -> list[int]:
+def token_seed(salt: int, *, model: str, cache_salt: str = "", isolation: str = "") -> int:
+    """Return where a chain of token blocks starts: what keeps prompts of equal tokens apart.
+
+    Rules for whoever makes the same chain from an engine's KV events:
+    - `salt` is the cluster's, as the prompters have it (64 bits; a wider one is cut).
+    - `model` is what decides the KV content: the LoRA adapter's name where the event names one
+      (`lora_name`), else the configured model's name, never an alias or the engine's own path.
+    - `cache_salt` is the request's, "" where it has none. Engines put it into the extra keys of a
+      sequence's first block only; the blocks after it follow by their parent.
+    - `isolation` is never on an engine's wire. Where keys are isolated (`index.isolate_keys`), a
+      stored block belongs to no chain that its event alone could name: only to one whose earlier
+      blocks, or whose request, are known already.
+    - The block size is no part of the seed: chains of different block sizes share no hash in
+      practice, as their blocks hold different data.
+    """
+    parts = orjson.dumps((model, isolation, cache_salt))
+    return _hashed(parts, salt & _64_BITS)
+
+
+def chain_tokens(ids: Sequence[int], seed: int, block_tokens: int) -> "array[int]":
+    """Return the chained hashes of all full blocks of `ids`, unsigned 32-bit token ids.
+
+    `seed` is `token_seed`'s, or the hash of the block before `ids`: chaining goes on from there.
+
+    Raises:
+        OverflowError: an id has more than 32 bits or is negative.
+    """
+    words = ids if isinstance(ids, array) and ids.typecode == "I" else array("I", ids)
+    if sys.byteorder != "little":
+        words = words[:]
+        words.byteswap()
+    return array("Q", _chain(memoryview(words).cast("B"), seed, block_tokens * ID_BYTES))
+
+
+def _chain(data: bytes | memoryview, link: int, block_bytes: int) -> list[int]:
     full = memoryview(data)[: len(data) // block_bytes * block_bytes]
     # One C iterator that cuts the blocks: 40 % less than slicing in a loop.
     return [link := _hashed(block, link) for (block,) in iter_unpack(f"{block_bytes}s", full)]

@@ -8,11 +8,10 @@ from array import array
 from collections import OrderedDict
 from typing import Final
 
-import orjson
 import xxhash
 from tokenizers import Tokenizer
 
-from gateway.core.chain import chain_blocks
+from gateway.core.chain import ID_BYTES, chain_tokens, token_seed
 from gateway.core.prompter import Prompter
 from gateway.core.request import ParsedRequest
 from gateway.core.types import Api, Chain
@@ -83,14 +82,19 @@ class TokenPrompter:
         except Unrenderable:
             self.unrendered += 1
             return self._fallback.chain(request, isolation=isolation, cls=cls)
-        data = ids.tobytes()
-        seed = _seed(request, isolation, self._salt)
+        salt = request.data.get("cache_salt")
+        seed = token_seed(
+            self._salt,
+            model=request.model or "",
+            cache_salt="" if salt is None else str(salt),
+            isolation=isolation,
+        )
         return Chain(
-            hashes=chain_blocks(data, seed, self._block_tokens * ids.itemsize),
+            hashes=chain_tokens(ids, seed, self._block_tokens),
             tokens_per_block=self._block_tokens,
             tokens=len(ids),
             exact=True,
-            text_bytes=len(data),
+            text_bytes=len(ids) * ID_BYTES,
         )
 
     def learn(self, model: str, cls: str, chain: Chain, prompt_tokens: int) -> None:
@@ -137,12 +141,6 @@ def _given_ids(prompt: object) -> "array[int]":
         return array("I", prompt)
     except (TypeError, OverflowError):
         raise Unrenderable("several prompts, or none") from None
-
-
-def _seed(request: ParsedRequest, isolation: str, salt: int) -> int:
-    """Return the chain's start: what separates prompts whose tokens are equal."""
-    parts = [request.model, isolation, request.data.get("cache_salt")]
-    return xxhash.xxh3_64_intdigest(orjson.dumps([str(part) for part in parts]), salt)
 
 
 def _size(ids: "array[int]") -> int:

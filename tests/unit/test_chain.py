@@ -1,11 +1,19 @@
 """Block chains by example."""
 
 import random
+import struct
+from array import array
 
 import pytest
 import xxhash
 
-from gateway.core.chain import NARROW_BYTES, chain_bytes, narrow_blocks
+from gateway.core.chain import (
+    NARROW_BYTES,
+    chain_bytes,
+    chain_tokens,
+    narrow_blocks,
+    token_seed,
+)
 from gateway.core.types import Chain
 
 SALT = 0xDEADBEEF
@@ -65,3 +73,38 @@ def test_hit_tokens_count_wide_blocks_twice() -> None:
     assert chain.hit_tokens(1025) == 1024 * 64 + 128
     assert chain.hit_tokens(1033) == 1042 * 64
     assert chain.hit_tokens(1034) == 66_800
+
+
+def test_token_blocks_are_hashed_as_little_endian_words() -> None:
+    ids = [1, 2, 3, 2**32 - 1, 5]
+    first = xxhash.xxh3_64_intdigest(struct.pack("<2I", 1, 2), SALT)
+    second = xxhash.xxh3_64_intdigest(struct.pack("<2I", 3, 2**32 - 1), first)
+    assert list(chain_tokens(ids, SALT, 2)) == [first, second]
+    assert chain_tokens(array("I", ids), SALT, 2) == chain_tokens(tuple(ids), SALT, 2)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 7, 40])
+def test_token_chain_goes_on_from_any_block(cut: int) -> None:
+    ids = array("I", range(1000))
+    whole = chain_tokens(ids, SALT, 16)
+    seed = whole[cut - 1] if cut else SALT
+    assert whole[:cut] + chain_tokens(ids[cut * 16 :], seed, 16) == whole
+
+
+@pytest.mark.parametrize("token", [-1, 2**32])
+def test_impossible_token_ids_are_refused(token: int) -> None:
+    with pytest.raises(OverflowError):
+        chain_tokens([token], SALT, 16)
+
+
+def test_seeds_differ_in_each_of_their_parts() -> None:
+    seeds = [
+        token_seed(SALT, model="m"),
+        token_seed(SALT + 1, model="m"),
+        token_seed(SALT, model="n"),
+        token_seed(SALT, model="m", cache_salt="x"),
+        token_seed(SALT, model="m", isolation="x"),
+        token_seed(SALT, model="mx"),
+    ]
+    assert len(set(seeds)) == len(seeds)
+    assert token_seed(SALT + 2**64, model="m") == seeds[0]

@@ -9,7 +9,6 @@ import gc
 import logging
 import os
 import random
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -33,12 +32,14 @@ from gateway.core.settings import CoreSettings
 from gateway.edge.admin import AdminContext, ReloadResult, build_admin
 from gateway.edge.handler import Handler, Parts
 from gateway.edge.server import Listener
+from gateway.edge.sockets import bind, url_of
 from gateway.edge.upstreams import Upstreams, UpstreamSpec
 from gateway.telemetry.lag import watch_lag
 from gateway.telemetry.logs import Logs
 from gateway.telemetry.metrics import Telemetry
 from gateway.watch.catalog import Catalog
 from gateway.watch.member import Pace
+from gateway.watch.names import resolve
 from gateway.watch.poller import Target, Watch
 
 _log = logging.getLogger("radixgate.app")
@@ -94,7 +95,7 @@ class App:
     async def start(self) -> Self:
         """Build everything, listen, and wait for the first word of the backends (at most 2 s)."""
         self._bind_listeners()  # first: an address in use is told before anything is open
-        self._addresses = await self._resolve_names(self.config)
+        self._addresses = await resolve(self.config, self._addresses)
         config = self._expanded(self.config)
         settings = core_settings(config, {})
         now = self._clock()
@@ -169,7 +170,7 @@ class App:
         async with self._reloading:
             try:
                 loaded = await asyncio.to_thread(self._source.load)
-                addresses = await self._resolve_names(loaded.config)
+                addresses = await resolve(loaded.config, self._addresses)
                 restart = _needs_restart(self._started_with, loaded.config)
                 self._apply(loaded.config, addresses)
             except ConfigErrors as errors:
@@ -185,12 +186,12 @@ class App:
     @property
     def url(self) -> str:
         """Return the data listener's URL."""
-        return _url(self._server.sockets[0])
+        return url_of(self._server.sockets[0])
 
     @property
     def admin_url(self) -> str:
         """Return the admin listener's URL."""
-        return _url(self._admin_socket)
+        return url_of(self._admin_socket)
 
     # --- building
 
@@ -215,9 +216,9 @@ class App:
 
     def _bind_listeners(self) -> None:
         listen, admin = self.config.listen, self.config.admin
-        self._socket = _bind(listen.host, listen.port)
+        self._socket = bind(listen.host, listen.port)
         try:
-            self._admin_socket = _bind(admin.host, admin.port)
+            self._admin_socket = bind(admin.host, admin.port)
         except OSError:
             self._socket.close()
             raise
@@ -320,30 +321,13 @@ class App:
         while True:
             await asyncio.sleep(_RESOLVE_S)
             async with self._reloading:
-                addresses = await self._resolve_names(self.config)
+                addresses = await resolve(self.config, self._addresses)
                 if addresses == self._addresses:
                     continue
                 try:
                     self._apply(self.config, addresses)
                 except (ConfigErrors, ValueError):
                     _log.exception("the new addresses are not taken")
-
-    async def _resolve_names(self, config: Config) -> dict[str, tuple[str, ...]]:
-        """Return the addresses of every `dns` backend; a name that fails keeps its last ones."""
-        found: dict[str, tuple[str, ...]] = {}
-        for backend in backends_of(config):
-            if backend.dns is not None:
-                addresses = await self._addresses_of(backend.dns)
-                found[backend.dns] = addresses or self._addresses.get(backend.dns, ())
-        return found
-
-    async def _addresses_of(self, name: str) -> tuple[str, ...]:
-        try:
-            infos = await self._loop.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-        except OSError as error:
-            _log.warning("cannot resolve %s: %s", name, error)
-            return ()
-        return tuple(sorted({str(info[4][0]) for info in infos}))
 
 
 def _calm_collector() -> None:
@@ -379,21 +363,3 @@ def _needs_restart(old: Config, new: Config) -> tuple[str, ...]:
 
 def _pace(config: Config) -> Pace:
     return Pace(interval_s=config.poll.interval_s, timeout_s=config.poll.timeout_s)
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((host, port))
-        sock.setblocking(False)
-    except OSError as error:
-        sock.close()
-        raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from None
-    return sock
-
-
-def _url(sock: socket.socket) -> str:
-    host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -34,11 +34,28 @@ _SLOPE_RANGE: Final = (1 / 64, 4.0)  # tokens per byte
 _UNKNOWN: Final = TokenFit()
 
 
+class PendingChain(Protocol):
+    """A chain that is still being made. Dropping it unawaited costs nothing."""
+
+    async def wait(self) -> Chain:
+        """Return the chain when it is made; may be cancelled at any time."""
+        ...
+
+
 class Prompter(Protocol):
     """What the edge needs of a prompt: its chain, and a place to report the real count."""
 
+    def start(
+        self, request: ParsedRequest, *, isolation: str = "", cls: str = ""
+    ) -> "Chain | PendingChain":
+        """Return the prompt's chain, or, where that would hold the caller up, one to wait for.
+
+        All that is needed of `request.model` is read before this returns.
+        """
+        ...
+
     def chain(self, request: ParsedRequest, *, isolation: str = "", cls: str = "") -> Chain:
-        """Return the prompt's chain. `cls` sharpens an estimate where the class is known."""
+        """Return the prompt's chain now. `cls` sharpens an estimate where the class is known."""
         ...
 
     def learn(self, model: str, cls: str, chain: Chain, prompt_tokens: int) -> None:
@@ -74,6 +91,8 @@ class BytePrompter:
         tokens = round(overhead + size * slope) or 1
         # positional: half the price of keywords
         return Chain(hashes, block_bytes * slope, tokens, False, size, self._narrow_blocks)
+
+    start = chain  # bytes are hashed at 1 GB/s: there is nothing to wait for
 
     def learn(self, model: str, cls: str, chain: Chain, prompt_tokens: int) -> None:
         """Take in the prompt tokens an engine reported. `model` is the name the chain was made of.

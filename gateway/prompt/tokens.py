@@ -97,6 +97,8 @@ class TokenPrompter:
             text_bytes=len(ids) * ID_BYTES,
         )
 
+    start = chain
+
     def learn(self, model: str, cls: str, chain: Chain, prompt_tokens: int) -> None:
         """Check an exact count against the engine's; pass an estimate on to the fallback."""
         if not chain.exact:

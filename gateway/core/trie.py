@@ -10,25 +10,31 @@ lower end of v's path, so a list of visits in time order, each with its lowest n
 LRU. A split copies stamps and moves nothing. The list is linked: a dict used as a queue walks over
 the gap its deleted head leaves, and that cost 0.8 s stalls at 100,000 prompts.
 
+No call works off more than a slice of what is to be forgotten. A dropped backend changes its bit, so
+that no lookup sees the old one; memory is given back by later calls and by `sweep`.
+
 Invariants: a child's mask is a subset of its parent's; a parent's stamp is never older than its
-child's; no node but the root has an empty mask. Must never look at a clock: `now` is an argument.
+child's; only above blocks that an engine holds beyond a gap (core/exact_trie.py) has a node neither
+mask nor `real`. Must never look at a clock: `now` is an argument.
 """
 
 from array import array
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final
 
+from gateway.core.lanes import Lanes
 from gateway.core.runs import (
     BLOCK_BYTES,
+    GONE,
     HOLDER_BYTES,
     NOBODY,
     NODE_BYTES,
+    NOTHING,
     VISIT_BYTES,
     Node,
     Share,
     Visit,
     common,
-    depth_of,
     slots_of,
 )
 
@@ -37,19 +43,27 @@ __all__ = ["DEFAULT_MAX_BYTES", "MAX_SLOTS", "RadixTrie", "Visit"]
 MAX_SLOTS: Final = 256
 DEFAULT_MAX_BYTES: Final = 512 * 1024 * 1024
 
+# Nodes that one call takes from a backend: some 2 us each. An insert's own evictions are the smaller
+# slice, and still more than the two nodes it can add, so that a backlog always shrinks.
+SLICE: Final = 256
+INSERT_SLICE: Final = 64
+
 
 class RadixTrie:
     """Prefix residency of up to 256 backends, each with its own capacity, under one byte cap."""
 
     def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
-        self.max_bytes = max_bytes
         self.nodes = 1
         self.total_blocks = 0
+        self._max_bytes = self._room = max_bytes
+        self._anchors = 0  # bytes outside the four terms of `bytes`; `_room` is without them
         self._holders = 0  # set bits over all masks
         self._visits = 0
         self._now = float("-inf")
         self._shares: dict[int, Share] = {}
+        self._dying: list[Share] = []
         self._ages: list[tuple[float, int]] = []  # heap of (lower bound of oldest use, slot)
+        self._lanes = Lanes(MAX_SLOTS)
         self._root = Node(array("Q"), -1, None, {})
 
     # -- backends ---------------------------------------------------------------------------
@@ -61,27 +75,61 @@ class RadixTrie:
         if slot in self._shares:
             self.set_capacity(slot, capacity_blocks)
         else:
-            self._shares[slot] = Share(max(0, capacity_blocks))
+            self._shares[slot] = Share(max(0, capacity_blocks), self._lanes.take(slot))
 
     def set_capacity(self, slot: int, capacity_blocks: int) -> None:
-        """Change how much `slot` can hold; what no longer fits is evicted now."""
+        """Change how much `slot` can hold; what no longer fits is evicted now and by `sweep`."""
         share = self._shares[slot]
-        share.capacity = max(0, capacity_blocks)
-        if share.blocks > share.capacity:
-            self._evict(slot, share, share.blocks - share.capacity)
-            self._shrink()
+        share.resize(max(0, capacity_blocks))
+        if share.blocks > share.limit:
+            self._evict(share, share.blocks - share.limit, SLICE)
+            self._shrink(SLICE)
 
     def drop(self, slot: int) -> None:
-        """Forget everything `slot` holds (it restarted). The slot stays usable."""
-        share = self._shares[slot]
-        self._evict(slot, share, share.blocks)
+        """Forget everything `slot` holds (it restarted), at once. The slot stays usable.
+
+        Memory is given back at once only if it is little, else by `sweep` and later calls.
+        """
+        old = self._shares[slot]
+        if self._clear(old, SLICE) == 0 and not self._is_clear(old):
+            self._lanes.retire(old.lane)
+            self._dying.append(old)
+            share = self._shares[slot] = Share(old.capacity, self._lanes.take(slot))
+            share.aged = old.aged  # time never runs back, so the bound in the heap still holds
+        else:
+            old.pinned = False
+            old.limit = old.capacity
 
     def remove_backend(self, slot: int) -> None:
         """Drop `slot` and free it for another backend."""
         self.drop(slot)
-        del self._shares[slot]
+        self._lanes.free(self._shares.pop(slot).lane)
         self._ages = [age for age in self._ages if age[1] != slot]
         heapify(self._ages)
+
+    def sweep(self, nodes: int = SLICE) -> bool:
+        """Give back a slice of what was dropped or no longer fits; return whether more is left.
+
+        Takes some 2 us for each of `nodes`. Call it when idle, and soon again while it returns True.
+        """
+        left = nodes
+        while self._dying and left > 0:
+            left = self._clear_dying(left)
+        for share in self._shares.values():
+            if share.blocks > share.limit and left > 0:
+                left = self._evict(share, share.blocks - share.limit, left)
+        self._shrink(left)
+        return left <= 0
+
+    @property
+    def max_bytes(self) -> int:
+        """The byte cap. Lowered, it is met by `sweep` and later calls, a slice each."""
+        return self._max_bytes
+
+    @max_bytes.setter
+    def max_bytes(self, value: int) -> None:
+        self._max_bytes = value
+        self._room = value - self._anchors
 
     # -- what is held -----------------------------------------------------------------------
 
@@ -91,7 +139,8 @@ class RadixTrie:
         Backends that hold nothing are in no mask. Looking up is no use: it changes nothing.
         """
         held: list[tuple[int, int]] = []
-        alive = -1
+        lanes = self._lanes
+        alive = lanes.live
         at = 0
         end = len(hashes)
         kids = self._root.kids
@@ -103,9 +152,9 @@ class RadixTrie:
                 still = alive & child.mask
                 if at and still != alive:
                     held.append((at, alive ^ still))
-                if not still:
-                    return held
                 alive = still
+                if not still:
+                    break
             run = child.run
             below = at + len(run)
             if below > end or run[-1] != hashes[below - 1]:
@@ -113,9 +162,9 @@ class RadixTrie:
                 break
             at = below
             kids = child.kids
-        if at:
+        if at and alive:
             held.append((at, alive))
-        return held
+        return lanes.by_slot(held) if lanes.moved else held
 
     def depths(self, hashes: "array[int]") -> dict[int, int]:
         """Return the blocks held by each slot that holds any."""
@@ -144,14 +193,32 @@ class RadixTrie:
         oldest = share.visits.newer
         return None if oldest is share.visits else oldest.at
 
+    def last_use(self, slot: int, hashes: "array[int]", depth: int) -> float | None:
+        """Return when `slot` last used the deepest of this chain's first `depth` blocks it holds.
+
+        None: it holds none of them.
+        """
+        used = None
+        at = 0
+        kids = self._root.kids
+        while at < depth:
+            child = kids.get(hashes[at])
+            if child is None or slot not in child.stamps:
+                break
+            used = child.stamps[slot].at
+            at += len(child.run)
+            kids = child.kids
+        return used
+
     @property
     def bytes(self) -> int:
-        """Estimated memory. Never above `max_bytes` after a call returns."""
+        """Estimated memory. At most `max_bytes`, but for what the last drop left to `sweep`."""
         return (
             self.total_blocks * BLOCK_BYTES
             + self.nodes * NODE_BYTES
             + self._holders * HOLDER_BYTES
             + self._visits * VISIT_BYTES
+            + self._anchors
         )
 
     # -- changes ----------------------------------------------------------------------------
@@ -170,50 +237,51 @@ class RadixTrie:
         if not share.aged:
             share.aged = True
             heappush(self._ages, (self._now, slot))
-        visit.leaf = self._walk_in(slot, share, hashes, visit)
+        visit.leaf = self._walk_in(share, hashes, visit)
         head = share.visits
         visit.older = last = head.older
         visit.newer = head
         last.newer = head.older = visit
         self._visits += 1
-        if share.blocks > share.capacity:
-            self._evict(slot, share, share.blocks - share.capacity)
+        if share.blocks > share.limit:
+            self._evict(share, share.blocks - share.limit, INSERT_SLICE)
         cells = self.total_blocks * BLOCK_BYTES + self._holders * HOLDER_BYTES
-        if cells + self.nodes * NODE_BYTES + self._visits * VISIT_BYTES > self.max_bytes:
-            self._shrink()
+        if cells + self.nodes * NODE_BYTES + self._visits * VISIT_BYTES > self._room:
+            self._shrink(INSERT_SLICE)
         return visit
 
     def trim(self, slot: int, hashes: "array[int]", depth: int, visit: Visit | None = None) -> int:
         """Take back what `slot` holds of this chain beyond `depth` blocks; return how many.
 
         Blocks under which `slot` holds another prompt stay. With `visit`, so do those that a later
-        insert has used: give the visit of a failed dispatch and nothing of anyone else is lost.
+        insert has used: give the visit of a failed dispatch and nothing of anyone else is lost. What an
+        engine itself reported (core/exact_trie.py) stays in any case.
         """
         share = self._shares[slot]
-        node = self._end_of(slot, hashes)
+        bit = share.bit
+        node = self._end_of(bit, hashes)
         gone = 0
-        while node.parent is not None:
-            start = depth_of(node.parent)
-            end = start + len(node.run)
-            if end <= depth or any(kid.mask >> slot & 1 for kid in node.kids.values()):
+        while node.parent is not None and node.end > depth:
+            if (share.pinned and node.real & bit) or any(k.mask & bit for k in node.kids.values()):
                 break
-            if visit is not None and node.stamps[slot] is not visit:
+            if visit is not None and node.stamps[share.lane] is not visit:
                 break
             parent = node.parent
-            keep = max(0, depth - start)
-            gone += end - start - keep
-            self._cut(slot, share, node, keep)
+            keep = max(0, depth - parent.end)
+            gone += node.end - parent.end - keep
+            self._cut(share, node, keep)
             if keep:
                 break
             node = parent
-        self._shrink()
+        self._shrink(SLICE)
         return gone
 
     # -- inside -----------------------------------------------------------------------------
 
-    def _walk_in(self, slot: int, share: Share, hashes: "array[int]", visit: Visit) -> Node:
-        """Give `slot` every block of the chain, stamp its path, return the path's last node."""
-        bit = 1 << slot
+    def _walk_in(self, share: Share, hashes: "array[int]", visit: Visit) -> Node:
+        """Give a backend every block of the chain, stamp its path, return the path's last node."""
+        lane = share.lane
+        bit = share.bit
         at = 0
         end = len(hashes)
         node = self._root
@@ -221,10 +289,11 @@ class RadixTrie:
             kids = node.kids
             child = kids.get(hashes[at])
             if child is None:
-                if not kids and node.mask == bit:  # a conversation's private end: grow in place
-                    node.run.extend(hashes[at:])
+                if not kids and node.mask == bit and not node.real:
+                    node.run.extend(hashes[at:])  # a conversation's private end: grow in place
+                    node.end = end
                 else:
-                    kids[hashes[at]] = node = Node(hashes[at:], bit, node, {slot: visit})
+                    kids[hashes[at]] = node = Node(hashes[at:], bit, node, {lane: visit})
                     self.nodes += 1
                     self._holders += 1
                 share.blocks += end - at
@@ -236,7 +305,7 @@ class RadixTrie:
                 length = common(run, hashes, at)
                 child = self._split(child, length)
             stamps = child.stamps
-            old = stamps.get(slot)
+            old = stamps.get(lane)
             if old is None:
                 child.mask |= bit
                 share.blocks += length
@@ -246,7 +315,7 @@ class RadixTrie:
                 old.newer.older = old.older
                 old.newer = old.older = NOBODY
                 self._visits -= 1
-            stamps[slot] = visit
+            stamps[lane] = visit
             if len(kids) == 1 and node.mask == child.mask and node.stamps == child.stamps:
                 self._merge(node, child)
             node = child
@@ -259,6 +328,7 @@ class RadixTrie:
         assert parent is not None  # the root has no run to split
         run = node.run
         top = Node(run[:keep], node.mask, parent, node.stamps.copy())
+        top.real = node.real
         parent.kids[run[0]] = top
         top.kids[run[keep]] = node
         node.run = run[keep:]
@@ -268,12 +338,20 @@ class RadixTrie:
         return top
 
     def _merge(self, node: Node, only: Node) -> None:
-        """Fold `node` into its only child: same holders, same last uses, so never told apart."""
+        """Fold `node` into its only child, if also the same engines have told of both.
+
+        Same holders, same last uses (the caller has looked), so never told apart.
+        """
         parent = node.parent
         assert parent is not None  # the root's mask is no node's
+        if node.real != only.real:
+            return
         parent.kids[node.run[0]] = only
         only.run = node.run + only.run
         only.parent = parent
+        node.run = NOTHING
+        node.parent = only
+        node.end = GONE
         self.nodes -= 1
         self._holders -= len(node.stamps)
 
@@ -283,21 +361,27 @@ class RadixTrie:
             if node.mask == only.mask and node.stamps == only.stamps:
                 self._merge(node, only)
 
-    def _evict(self, slot: int, share: Share, count: int) -> None:
-        """Take `count` blocks from `slot`, those longest unused first, tails before heads."""
+    def _evict(self, share: Share, count: int, nodes: int) -> int:
+        """Take `count` blocks from a backend, those longest unused first, tails before heads.
+
+        Stops after `nodes` nodes; returns how many of those are left.
+        """
         head = share.visits
-        bit = 1 << slot
-        while count > 0 and (visit := head.newer) is not head:
+        bit = share.bit
+        while count > 0 and nodes > 0 and (visit := head.newer) is not head:
+            nodes -= 1
             node = visit.leaf
             length = len(node.run)
             if length > count:
-                self._cut(slot, share, node, length - count)
-                return
+                self._cut(share, node, length - count)
+                break
             count -= length
             parent = node.parent
-            if node.mask == bit and parent is self._root:  # a whole prompt nobody else shares
-                del parent.kids[node.run[0]]
+            if node.mask == bit and parent is self._root and not (node.kids or node.real):
+                del parent.kids[node.run[0]]  # a whole prompt nobody else shares
                 node.stamps.clear()
+                node.run = NOTHING
+                node.end = GONE
                 share.blocks -= length
                 self.total_blocks -= length
                 self.nodes -= 1
@@ -305,65 +389,103 @@ class RadixTrie:
                 visit.leave()
                 self._visits -= 1
             else:
-                self._cut(slot, share, node, 0)
+                self._cut(share, node, 0)
+        return nodes
 
-    def _cut(self, slot: int, share: Share, node: Node, keep: int) -> None:
-        """End what `slot` holds after the first `keep` blocks of `node`, the lowest it holds."""
+    def _cut(self, share: Share, node: Node, keep: int) -> None:
+        """End what a backend holds after the first `keep` blocks of `node`, the lowest it holds."""
+        bit = share.bit
         if keep:
-            if node.mask == 1 << slot:
-                share.blocks -= len(node.run) - keep
-                self.total_blocks -= len(node.run) - keep
+            if node.mask == bit and not node.kids and not node.real & ~bit:
+                lost = len(node.run) - keep
+                share.blocks -= lost
+                self.total_blocks -= lost
+                node.end -= lost
                 del node.run[keep:]
                 return
             self._split(node, keep)
         parent = node.parent
         assert parent is not None  # no visit ends at the root
-        visit = node.stamps.pop(slot)
-        node.mask ^= 1 << slot
+        visit = node.stamps.pop(share.lane)
+        node.mask ^= bit
+        if node.real:
+            node.real &= ~bit
         share.blocks -= len(node.run)
         self._holders -= 1
-        if parent.stamps.get(slot) is visit:
+        if parent.stamps.get(share.lane) is visit:
             visit.leaf = parent
         else:
             visit.leave()
             self._visits -= 1
-        if node.mask:
-            self._try_merge(node)
-        else:
+        self._tidy(node)
+
+    def _tidy(self, node: Node) -> None:
+        """Take a node that nobody holds out, and those above it that this leaves empty; or merge."""
+        parent = node.parent
+        while parent is not None and not (node.mask or node.real or node.kids):
             del parent.kids[node.run[0]]
             self.nodes -= 1
             self.total_blocks -= len(node.run)
-            self._try_merge(parent)
+            node.run = NOTHING
+            node.end = GONE
+            node = parent
+            parent = node.parent
+        self._try_merge(node)
 
-    def _shrink(self) -> None:
-        """Evict what is longest unused anywhere until the estimate is within `max_bytes`."""
+    def _is_clear(self, share: Share) -> bool:
+        """Return whether nothing in the trie bears the share's bit."""
+        return not share.blocks
+
+    def _clear(self, share: Share, nodes: int) -> int:
+        """Take everything from a share that ends, as `_evict`."""
+        return self._evict(share, share.blocks, nodes)
+
+    def _clear_dying(self, nodes: int) -> int:
+        share = self._dying[-1]
+        nodes = self._clear(share, nodes)
+        if self._is_clear(share):
+            self._dying.pop()
+            self._lanes.free(share.lane)
+        return nodes
+
+    def _shrink(self, nodes: int) -> None:
+        """Evict until the estimate is within `max_bytes`: what was dropped, then the least used.
+
+        Stops after `nodes` nodes.
+        """
         ages = self._ages
-        while self.bytes > self.max_bytes and ages:
+        while self.bytes > self._max_bytes and nodes > 0:
+            if self._dying:
+                nodes = self._clear_dying(nodes)
+                continue
+            if not ages:
+                return
             at, slot = ages[0]
             share = self._shares[slot]
             visit = share.oldest()
-            if visit is None:
+            if visit is None or share.pinned:
                 heappop(ages)
                 share.aged = False
                 continue
             if visit.at > at:  # the bound was low: a slot's oldest use only ever moves forward
                 heapreplace(ages, (visit.at, slot))
                 continue
+            nodes -= 1
             node = visit.leaf
             keep = 0
-            if node.mask == 1 << slot:  # alone here, so a part of it frees memory
-                excess = self.bytes - self.max_bytes
+            if node.mask == share.bit:  # alone here, so a part of it frees memory
+                excess = self.bytes - self._max_bytes
                 keep = max(0, len(node.run) - 1 - excess // BLOCK_BYTES)
-            self._cut(slot, share, node, keep)
+            self._cut(share, node, keep)
 
-    def _end_of(self, slot: int, hashes: "array[int]") -> Node:
-        """Return the last node that `slot` holds and that lies on the chain as a whole."""
+    def _end_of(self, bit: int, hashes: "array[int]") -> Node:
+        """Return the last node that `bit` holds and that lies on the chain as a whole."""
         at = 0
         end = len(hashes)
         node = self._root
         while at < end:
             child = node.kids.get(hashes[at])
-            if child is None or not child.mask >> slot & 1:
+            if child is None or not child.mask & bit:
                 break
             if common(child.run, hashes, at) < len(child.run):
                 break

@@ -75,6 +75,17 @@ class TrieMachine(RuleBasedStateMachine):
         self.trie.drop(slot)
         self.naive.drop(slot)
 
+    @rule(slot=st.sampled_from(SLOTS), chain=chains)
+    def last_use(self, slot: int, chain: list[int]) -> None:
+        hashes = array("Q", chain)
+        depth = self.trie.depths(hashes).get(slot, 0)
+        assert self.trie.last_use(slot, hashes, depth) == self.naive.last_use(slot, chain)
+
+    @rule(slot=st.sampled_from(SLOTS), ago=st.sampled_from([0.0, 0.5, 2.0]))
+    def forget(self, slot: int, ago: float) -> None:
+        gone = self.trie.forget(slot, self.now - ago)
+        assert gone == self.naive.forget(slot, self.now - ago)
+
     @invariant()
     def agree(self) -> None:
         if hasattr(self, "trie"):

@@ -40,6 +40,17 @@ class NaiveIndex:
     def drop(self, slot: int) -> None:
         self.held[slot] = {}
 
+    def forget(self, slot: int, until: float) -> int:
+        held = self.held[slot]
+        old = [block for block, visit in held.items() if self.times[visit] <= until]
+        for block in old:
+            del held[block]
+        return len(old)
+
+    def last_use(self, slot: int, chain: list[int]) -> float | None:
+        depth = self.depth(slot, chain)
+        return self.times[self.held[slot][chain[depth - 1]]] if depth else None
+
     def _evict(self, slot: int) -> None:
         held = self.held[slot]
         excess = len(held) - self.capacity[slot]

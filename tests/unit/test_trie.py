@@ -222,3 +222,28 @@ def test_estimated_bytes_follow_real_memory(new_blocks: int, holders: int) -> No
     real, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert 0.8 < trie.bytes / real < 1.4
+
+
+def test_the_last_use_is_that_of_the_deepest_held_block() -> None:
+    trie = trie_of(0, 1)
+    trie.insert(0, chain(1, 2, 3, 4), 1.0)
+    trie.insert(0, chain(1, 2), 5.0)
+    trie.insert(1, chain(1, 2, 3), 7.0)
+    assert trie.last_use(0, chain(1, 2, 3, 4, 9), 4) == 1.0
+    assert trie.last_use(0, chain(1, 2, 3, 4), 3) == 1.0
+    assert trie.last_use(0, chain(1, 2, 3, 4), 2) == 5.0
+    assert trie.last_use(1, chain(1, 2, 3, 4), 3) == 7.0
+    assert trie.last_use(0, chain(8, 9), 2) is None
+
+
+def test_what_was_last_used_by_a_time_is_forgotten_and_nothing_younger() -> None:
+    trie = trie_of(0, 1)
+    trie.insert(0, chain(1, 2, 3), 1.0)
+    trie.insert(1, chain(1, 2, 3), 1.0)
+    trie.insert(0, chain(7, 8), 2.0)
+    trie.insert(0, chain(1, 5), 3.0)
+    assert trie.forget(0, 2.0) == 4
+    assert trie.depths(chain(1, 2, 3)) == {0: 1, 1: 3}
+    assert trie.depths(chain(7, 8)) == {}
+    assert trie.depths(chain(1, 5)) == {0: 2, 1: 1}
+    assert trie.forget(0, 2.5) == 0

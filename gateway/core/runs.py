@@ -42,7 +42,7 @@ class Visit:
 
 
 class Node:
-    """A run of blocks. `stamps` has one visit for each bit of `mask`, keyed by slot."""
+    """A run of blocks. `stamps` has one visit for each bit of `mask`, keyed by lane."""
 
     __slots__ = ("kids", "mask", "parent", "run", "stamps")
 
@@ -57,17 +57,21 @@ class Node:
 
 
 class Share:
-    """A backend's part of the trie. `visits` is the head of its ring.
+    """A backend's part of the trie: one lane of the masks. `visits` is the head of its ring.
 
-    `aged` = the heap of ages has an entry for it (one at most).
+    `aged` = the heap of ages has an entry for it (one at most). `until` = what was last used by
+    then is to be forgotten.
     """
 
-    __slots__ = ("aged", "blocks", "capacity", "visits")
+    __slots__ = ("aged", "bit", "blocks", "capacity", "lane", "until", "visits")
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, lane: int) -> None:
         self.capacity = capacity
+        self.lane = lane
+        self.bit = 1 << lane
         self.blocks = 0
         self.aged = False
+        self.until = float("-inf")
         self.visits = Visit(float("-inf"), _NOWHERE)
 
     def oldest(self) -> Visit | None:

@@ -14,8 +14,7 @@ No call works off more than a slice of what is to be forgotten. A dropped backen
 that no lookup sees the old one; memory is given back by later calls and by `sweep`.
 
 Invariants: a child's mask is a subset of its parent's; a parent's stamp is never older than its
-child's; only above blocks that an engine holds beyond a gap (core/exact_trie.py) has a node neither
-mask nor `real`. Must never look at a clock: `now` is an argument.
+child's; no node but the root has an empty mask. Must never look at a clock: `now` is an argument.
 """
 
 from array import array
@@ -23,18 +22,16 @@ from heapq import heapify, heappop, heappush, heapreplace
 from typing import Final
 
 from gateway.core.lanes import Lanes
+from gateway.core.paths import Paths
 from gateway.core.runs import (
     BLOCK_BYTES,
-    GONE,
     HOLDER_BYTES,
-    NOBODY,
     NODE_BYTES,
-    NOTHING,
     VISIT_BYTES,
-    Node,
     Share,
     Visit,
     common,
+    depth_of,
     slots_of,
 )
 
@@ -49,22 +46,17 @@ SLICE: Final = 256
 INSERT_SLICE: Final = 64
 
 
-class RadixTrie:
+class RadixTrie(Paths):
     """Prefix residency of up to 256 backends, each with its own capacity, under one byte cap."""
 
     def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
-        self.nodes = 1
-        self.total_blocks = 0
-        self._max_bytes = self._room = max_bytes
-        self._anchors = 0  # bytes outside the four terms of `bytes`; `_room` is without them
-        self._holders = 0  # set bits over all masks
-        self._visits = 0
+        super().__init__()
+        self.max_bytes = max_bytes  # lowered, it is met by `sweep` and later calls, a slice each
         self._now = float("-inf")
         self._shares: dict[int, Share] = {}
         self._dying: list[Share] = []
         self._ages: list[tuple[float, int]] = []  # heap of (lower bound of oldest use, slot)
         self._lanes = Lanes(MAX_SLOTS)
-        self._root = Node(array("Q"), -1, None, {})
 
     # -- backends ---------------------------------------------------------------------------
 
@@ -80,9 +72,9 @@ class RadixTrie:
     def set_capacity(self, slot: int, capacity_blocks: int) -> None:
         """Change how much `slot` can hold; what no longer fits is evicted now and by `sweep`."""
         share = self._shares[slot]
-        share.resize(max(0, capacity_blocks))
-        if share.blocks > share.limit:
-            self._evict(share, share.blocks - share.limit, SLICE)
+        share.capacity = max(0, capacity_blocks)
+        if share.blocks > share.capacity:
+            self._evict(share, share.blocks - share.capacity, SLICE)
             self._shrink(SLICE)
 
     def drop(self, slot: int) -> None:
@@ -91,14 +83,23 @@ class RadixTrie:
         Memory is given back at once only if it is little, else by `sweep` and later calls.
         """
         old = self._shares[slot]
-        if self._clear(old, SLICE) == 0 and not self._is_clear(old):
+        self._evict(old, old.blocks, SLICE)
+        if old.blocks:
             self._lanes.retire(old.lane)
             self._dying.append(old)
             share = self._shares[slot] = Share(old.capacity, self._lanes.take(slot))
             share.aged = old.aged  # time never runs back, so the bound in the heap still holds
-        else:
-            old.pinned = False
-            old.limit = old.capacity
+
+    def forget(self, slot: int, until: float) -> int:
+        """Forget what `slot` last used at `until` or before; return the blocks gone at once.
+
+        A slice goes at once, the rest by `sweep`.
+        """
+        share = self._shares[slot]
+        before = share.blocks
+        share.until = max(share.until, until)
+        self._expire(share, SLICE)
+        return before - share.blocks
 
     def remove_backend(self, slot: int) -> None:
         """Drop `slot` and free it for another backend."""
@@ -114,22 +115,12 @@ class RadixTrie:
         """
         left = nodes
         while self._dying and left > 0:
-            left = self._clear_dying(left)
+            left = self._bury(left)
         for share in self._shares.values():
-            if share.blocks > share.limit and left > 0:
-                left = self._evict(share, share.blocks - share.limit, left)
-        self._shrink(left)
-        return left <= 0
-
-    @property
-    def max_bytes(self) -> int:
-        """The byte cap. Lowered, it is met by `sweep` and later calls, a slice each."""
-        return self._max_bytes
-
-    @max_bytes.setter
-    def max_bytes(self, value: int) -> None:
-        self._max_bytes = value
-        self._room = value - self._anchors
+            left = self._expire(share, left)
+            if share.blocks > share.capacity:
+                left = self._evict(share, share.blocks - share.capacity, left)
+        return self._shrink(left) <= 0
 
     # -- what is held -----------------------------------------------------------------------
 
@@ -198,28 +189,18 @@ class RadixTrie:
 
         None: it holds none of them.
         """
+        lane = self._shares[slot].lane
         used = None
         at = 0
         kids = self._root.kids
         while at < depth:
             child = kids.get(hashes[at])
-            if child is None or slot not in child.stamps:
+            if child is None or lane not in child.stamps:
                 break
-            used = child.stamps[slot].at
+            used = child.stamps[lane].at
             at += len(child.run)
             kids = child.kids
         return used
-
-    @property
-    def bytes(self) -> int:
-        """Estimated memory. At most `max_bytes`, but for what the last drop left to `sweep`."""
-        return (
-            self.total_blocks * BLOCK_BYTES
-            + self.nodes * NODE_BYTES
-            + self._holders * HOLDER_BYTES
-            + self._visits * VISIT_BYTES
-            + self._anchors
-        )
 
     # -- changes ----------------------------------------------------------------------------
 
@@ -243,10 +224,10 @@ class RadixTrie:
         visit.newer = head
         last.newer = head.older = visit
         self._visits += 1
-        if share.blocks > share.limit:
-            self._evict(share, share.blocks - share.limit, INSERT_SLICE)
+        if share.blocks > share.capacity:
+            self._evict(share, share.blocks - share.capacity, INSERT_SLICE)
         cells = self.total_blocks * BLOCK_BYTES + self._holders * HOLDER_BYTES
-        if cells + self.nodes * NODE_BYTES + self._visits * VISIT_BYTES > self._room:
+        if cells + self.nodes * NODE_BYTES + self._visits * VISIT_BYTES > self.max_bytes:
             self._shrink(INSERT_SLICE)
         return visit
 
@@ -254,21 +235,22 @@ class RadixTrie:
         """Take back what `slot` holds of this chain beyond `depth` blocks; return how many.
 
         Blocks under which `slot` holds another prompt stay. With `visit`, so do those that a later
-        insert has used: give the visit of a failed dispatch and nothing of anyone else is lost. What an
-        engine itself reported (core/exact_trie.py) stays in any case.
+        insert has used: give the visit of a failed dispatch and nothing of anyone else is lost.
         """
         share = self._shares[slot]
         bit = share.bit
         node = self._end_of(bit, hashes)
         gone = 0
-        while node.parent is not None and node.end > depth:
-            if (share.pinned and node.real & bit) or any(k.mask & bit for k in node.kids.values()):
+        end = depth_of(node)
+        while node.parent is not None and end > depth:
+            if any(kid.mask & bit for kid in node.kids.values()):
                 break
             if visit is not None and node.stamps[share.lane] is not visit:
                 break
             parent = node.parent
-            keep = max(0, depth - parent.end)
-            gone += node.end - parent.end - keep
+            end -= len(node.run)
+            keep = max(0, depth - end)
+            gone += len(node.run) - keep
             self._cut(share, node, keep)
             if keep:
                 break
@@ -278,192 +260,31 @@ class RadixTrie:
 
     # -- inside -----------------------------------------------------------------------------
 
-    def _walk_in(self, share: Share, hashes: "array[int]", visit: Visit) -> Node:
-        """Give a backend every block of the chain, stamp its path, return the path's last node."""
-        lane = share.lane
-        bit = share.bit
-        at = 0
-        end = len(hashes)
-        node = self._root
-        while at < end:
-            kids = node.kids
-            child = kids.get(hashes[at])
-            if child is None:
-                if not kids and node.mask == bit and not node.real:
-                    node.run.extend(hashes[at:])  # a conversation's private end: grow in place
-                    node.end = end
-                else:
-                    kids[hashes[at]] = node = Node(hashes[at:], bit, node, {lane: visit})
-                    self.nodes += 1
-                    self._holders += 1
-                share.blocks += end - at
-                self.total_blocks += end - at
-                return node
-            run = child.run
-            length = len(run)
-            if length > end - at or run[length - 1] != hashes[at + length - 1]:
-                length = common(run, hashes, at)
-                child = self._split(child, length)
-            stamps = child.stamps
-            old = stamps.get(lane)
-            if old is None:
-                child.mask |= bit
-                share.blocks += length
-                self._holders += 1
-            elif old.leaf is child:
-                old.older.newer = old.newer  # as `leave`
-                old.newer.older = old.older
-                old.newer = old.older = NOBODY
-                self._visits -= 1
-            stamps[lane] = visit
-            if len(kids) == 1 and node.mask == child.mask and node.stamps == child.stamps:
-                self._merge(node, child)
-            node = child
-            at += length
-        return node
-
-    def _split(self, node: Node, keep: int) -> Node:
-        """Put a new node with the first `keep` blocks above `node`, and return it."""
-        parent = node.parent
-        assert parent is not None  # the root has no run to split
-        run = node.run
-        top = Node(run[:keep], node.mask, parent, node.stamps.copy())
-        top.real = node.real
-        parent.kids[run[0]] = top
-        top.kids[run[keep]] = node
-        node.run = run[keep:]
-        node.parent = top
-        self.nodes += 1
-        self._holders += len(top.stamps)
-        return top
-
-    def _merge(self, node: Node, only: Node) -> None:
-        """Fold `node` into its only child, if also the same engines have told of both.
-
-        Same holders, same last uses (the caller has looked), so never told apart.
-        """
-        parent = node.parent
-        assert parent is not None  # the root's mask is no node's
-        if node.real != only.real:
-            return
-        parent.kids[node.run[0]] = only
-        only.run = node.run + only.run
-        only.parent = parent
-        node.run = NOTHING
-        node.parent = only
-        node.end = GONE
-        self.nodes -= 1
-        self._holders -= len(node.stamps)
-
-    def _try_merge(self, node: Node) -> None:
-        if len(node.kids) == 1 and node.parent is not None:
-            (only,) = node.kids.values()
-            if node.mask == only.mask and node.stamps == only.stamps:
-                self._merge(node, only)
-
-    def _evict(self, share: Share, count: int, nodes: int) -> int:
-        """Take `count` blocks from a backend, those longest unused first, tails before heads.
-
-        Stops after `nodes` nodes; returns how many of those are left.
-        """
-        head = share.visits
-        bit = share.bit
-        while count > 0 and nodes > 0 and (visit := head.newer) is not head:
-            nodes -= 1
-            node = visit.leaf
-            length = len(node.run)
-            if length > count:
-                self._cut(share, node, length - count)
-                break
-            count -= length
-            parent = node.parent
-            if node.mask == bit and parent is self._root and not (node.kids or node.real):
-                del parent.kids[node.run[0]]  # a whole prompt nobody else shares
-                node.stamps.clear()
-                node.run = NOTHING
-                node.end = GONE
-                share.blocks -= length
-                self.total_blocks -= length
-                self.nodes -= 1
-                self._holders -= 1
-                visit.leave()
-                self._visits -= 1
-            else:
-                self._cut(share, node, 0)
-        return nodes
-
-    def _cut(self, share: Share, node: Node, keep: int) -> None:
-        """End what a backend holds after the first `keep` blocks of `node`, the lowest it holds."""
-        bit = share.bit
-        if keep:
-            if node.mask == bit and not node.kids and not node.real & ~bit:
-                lost = len(node.run) - keep
-                share.blocks -= lost
-                self.total_blocks -= lost
-                node.end -= lost
-                del node.run[keep:]
-                return
-            self._split(node, keep)
-        parent = node.parent
-        assert parent is not None  # no visit ends at the root
-        visit = node.stamps.pop(share.lane)
-        node.mask ^= bit
-        if node.real:
-            node.real &= ~bit
-        share.blocks -= len(node.run)
-        self._holders -= 1
-        if parent.stamps.get(share.lane) is visit:
-            visit.leaf = parent
-        else:
-            visit.leave()
-            self._visits -= 1
-        self._tidy(node)
-
-    def _tidy(self, node: Node) -> None:
-        """Take a node that nobody holds out, and those above it that this leaves empty; or merge."""
-        parent = node.parent
-        while parent is not None and not (node.mask or node.real or node.kids):
-            del parent.kids[node.run[0]]
-            self.nodes -= 1
-            self.total_blocks -= len(node.run)
-            node.run = NOTHING
-            node.end = GONE
-            node = parent
-            parent = node.parent
-        self._try_merge(node)
-
-    def _is_clear(self, share: Share) -> bool:
-        """Return whether nothing in the trie bears the share's bit."""
-        return not share.blocks
-
-    def _clear(self, share: Share, nodes: int) -> int:
-        """Take everything from a share that ends, as `_evict`."""
-        return self._evict(share, share.blocks, nodes)
-
-    def _clear_dying(self, nodes: int) -> int:
+    def _bury(self, nodes: int) -> int:
+        """Take from the share dropped last, and free its lane when nothing is left; as `_evict`."""
         share = self._dying[-1]
-        nodes = self._clear(share, nodes)
-        if self._is_clear(share):
+        nodes = self._evict(share, share.blocks, nodes)
+        if not share.blocks:
             self._dying.pop()
             self._lanes.free(share.lane)
         return nodes
 
-    def _shrink(self, nodes: int) -> None:
+    def _shrink(self, nodes: int) -> int:
         """Evict until the estimate is within `max_bytes`: what was dropped, then the least used.
 
-        Stops after `nodes` nodes.
+        Stops after `nodes` nodes; returns how many of those are left.
         """
         ages = self._ages
-        while self.bytes > self._max_bytes and nodes > 0:
+        while self.bytes > self.max_bytes and nodes > 0:
             if self._dying:
-                nodes = self._clear_dying(nodes)
+                nodes = self._bury(nodes)
                 continue
             if not ages:
-                return
+                break
             at, slot = ages[0]
             share = self._shares[slot]
             visit = share.oldest()
-            if visit is None or share.pinned:
+            if visit is None:
                 heappop(ages)
                 share.aged = False
                 continue
@@ -474,21 +295,7 @@ class RadixTrie:
             node = visit.leaf
             keep = 0
             if node.mask == share.bit:  # alone here, so a part of it frees memory
-                excess = self.bytes - self._max_bytes
+                excess = self.bytes - self.max_bytes
                 keep = max(0, len(node.run) - 1 - excess // BLOCK_BYTES)
             self._cut(share, node, keep)
-
-    def _end_of(self, bit: int, hashes: "array[int]") -> Node:
-        """Return the last node that `bit` holds and that lies on the chain as a whole."""
-        at = 0
-        end = len(hashes)
-        node = self._root
-        while at < end:
-            child = node.kids.get(hashes[at])
-            if child is None or not child.mask & bit:
-                break
-            if common(child.run, hashes, at) < len(child.run):
-                break
-            at += len(child.run)
-            node = child
-        return node
+        return nodes

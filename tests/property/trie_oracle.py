@@ -120,7 +120,7 @@ def check_structure(trie: RadixTrie) -> None:
             assert kid.parent is node
             assert kid.mask
             assert kid.mask & ~node.mask == 0
-            assert set(kid.stamps) == {s for s in range(256) if kid.mask >> s & 1}
+            assert set(kid.stamps) == {s for s in range(512) if kid.mask >> s & 1}
             for slot, visit in kid.stamps.items():
                 sizes[slot] += len(kid.run)
                 assert visit in rings[slot]

@@ -8,7 +8,7 @@ from gateway.core.runs import Node, Share, Visit, common, depth_of, slots_of
 
 
 def test_ring_gives_the_oldest_first() -> None:
-    share = Share(10)
+    share = Share(10, 0)
     nowhere = share.visits.leaf
     first, second = Visit(1.0, nowhere), Visit(2.0, nowhere)
     assert share.oldest() is None

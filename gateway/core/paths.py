@@ -1,0 +1,199 @@
+"""The tree of runs under the trie: how one backend's share gains, loses and splits them.
+
+Knows shares and visits, no slots, capacities or caps: those are in core/trie.py, whose docstring
+gives the invariants. Must never walk more of the tree than the path or the nodes it is told of.
+"""
+
+from array import array
+
+from gateway.core.runs import (
+    BLOCK_BYTES,
+    HOLDER_BYTES,
+    NOBODY,
+    NODE_BYTES,
+    VISIT_BYTES,
+    Node,
+    Share,
+    Visit,
+    common,
+)
+
+__all__ = ["Paths"]
+
+
+class Paths:
+    """Nodes from the root down, and the four counts that memory is estimated from."""
+
+    def __init__(self) -> None:
+        self.nodes = 1
+        self.total_blocks = 0
+        self._holders = 0  # set bits over all masks
+        self._visits = 0
+        self._root = Node(array("Q"), -1, None, {})
+
+    @property
+    def bytes(self) -> int:
+        """Estimated memory. At most `max_bytes`, but for what the last drop left to `sweep`."""
+        return (
+            self.total_blocks * BLOCK_BYTES
+            + self.nodes * NODE_BYTES
+            + self._holders * HOLDER_BYTES
+            + self._visits * VISIT_BYTES
+        )
+
+    def _walk_in(self, share: Share, hashes: "array[int]", visit: Visit) -> Node:
+        """Give a backend every block of the chain, stamp its path, return the path's last node."""
+        lane = share.lane
+        bit = share.bit
+        at = 0
+        end = len(hashes)
+        node = self._root
+        while at < end:
+            kids = node.kids
+            child = kids.get(hashes[at])
+            if child is None:
+                if not kids and node.mask == bit:  # a conversation's private end: grow in place
+                    node.run.extend(hashes[at:])
+                else:
+                    kids[hashes[at]] = node = Node(hashes[at:], bit, node, {lane: visit})
+                    self.nodes += 1
+                    self._holders += 1
+                share.blocks += end - at
+                self.total_blocks += end - at
+                return node
+            run = child.run
+            length = len(run)
+            if length > end - at or run[length - 1] != hashes[at + length - 1]:
+                length = common(run, hashes, at)
+                child = self._split(child, length)
+            stamps = child.stamps
+            old = stamps.get(lane)
+            if old is None:
+                child.mask |= bit
+                share.blocks += length
+                self._holders += 1
+            elif old.leaf is child:
+                old.older.newer = old.newer  # as `leave`
+                old.newer.older = old.older
+                old.newer = old.older = NOBODY
+                self._visits -= 1
+            stamps[lane] = visit
+            if len(kids) == 1 and node.mask == child.mask and node.stamps == child.stamps:
+                self._merge(node, child)
+            node = child
+            at += length
+        return node
+
+    def _split(self, node: Node, keep: int) -> Node:
+        """Put a new node with the first `keep` blocks above `node`, and return it."""
+        parent = node.parent
+        assert parent is not None  # the root has no run to split
+        run = node.run
+        top = Node(run[:keep], node.mask, parent, node.stamps.copy())
+        parent.kids[run[0]] = top
+        top.kids[run[keep]] = node
+        node.run = run[keep:]
+        node.parent = top
+        self.nodes += 1
+        self._holders += len(top.stamps)
+        return top
+
+    def _merge(self, node: Node, only: Node) -> None:
+        """Fold `node` into its only child: same holders, same last uses, so never told apart."""
+        parent = node.parent
+        assert parent is not None  # the root's mask is no node's
+        parent.kids[node.run[0]] = only
+        only.run = node.run + only.run
+        only.parent = parent
+        self.nodes -= 1
+        self._holders -= len(node.stamps)
+
+    def _try_merge(self, node: Node) -> None:
+        if len(node.kids) == 1 and node.parent is not None:
+            (only,) = node.kids.values()
+            if node.mask == only.mask and node.stamps == only.stamps:
+                self._merge(node, only)
+
+    def _cut(self, share: Share, node: Node, keep: int) -> None:
+        """End what a backend holds after the first `keep` blocks of `node`, the lowest it holds."""
+        if keep:
+            if node.mask == share.bit:
+                share.blocks -= len(node.run) - keep
+                self.total_blocks -= len(node.run) - keep
+                del node.run[keep:]
+                return
+            self._split(node, keep)
+        parent = node.parent
+        assert parent is not None  # no visit ends at the root
+        visit = node.stamps.pop(share.lane)
+        node.mask ^= share.bit
+        share.blocks -= len(node.run)
+        self._holders -= 1
+        if parent.stamps.get(share.lane) is visit:
+            visit.leaf = parent
+        else:
+            visit.leave()
+            self._visits -= 1
+        if node.mask:
+            self._try_merge(node)
+        else:
+            del parent.kids[node.run[0]]
+            self.nodes -= 1
+            self.total_blocks -= len(node.run)
+            self._try_merge(parent)
+
+    def _evict(self, share: Share, count: int, nodes: int) -> int:
+        """Take `count` blocks from a backend, those longest unused first, tails before heads.
+
+        Stops after `nodes` nodes; returns how many of those are left.
+        """
+        head = share.visits
+        bit = share.bit
+        while count > 0 and nodes > 0 and (visit := head.newer) is not head:
+            nodes -= 1
+            node = visit.leaf
+            length = len(node.run)
+            if length > count:
+                self._cut(share, node, length - count)
+                break
+            count -= length
+            parent = node.parent
+            if node.mask == bit and parent is self._root:
+                del parent.kids[node.run[0]]  # a whole prompt nobody else shares
+                node.stamps.clear()
+                share.blocks -= length
+                self.total_blocks -= length
+                self.nodes -= 1
+                self._holders -= 1
+                visit.leave()
+                self._visits -= 1
+            else:
+                self._cut(share, node, 0)
+        return nodes
+
+    def _expire(self, share: Share, nodes: int) -> int:
+        """Take what a backend last used by `share.until`; as `_evict`."""
+        head = share.visits
+        while nodes > 0:
+            visit = head.newer
+            if visit is head or visit.at > share.until:
+                share.until = float("-inf")
+                break
+            nodes -= 1
+            self._cut(share, visit.leaf, 0)
+        return nodes
+
+    def _end_of(self, bit: int, hashes: "array[int]") -> Node:
+        """Return the last node that `bit` holds and that lies on the chain as a whole."""
+        at = 0
+        end = len(hashes)
+        node = self._root
+        while at < end:
+            child = node.kids.get(hashes[at])
+            if child is None or not child.mask & bit:
+                break
+            if common(child.run, hashes, at) < len(child.run):
+                break
+            at += len(child.run)
+            node = child
+        return node

@@ -101,7 +101,7 @@ class AdminContext:
     version: str
     ready: Callable[[], bool]
     reload: Callable[[], Awaitable[ReloadResult]]
-    explain: Callable[[bytes, str], Explanation]
+    explain: Callable[[bytes, str], Awaitable[Explanation]]
     clock: Callable[[], float]
     started_at: float
     body_bytes: int = 64 * 1024 * 1024
@@ -186,7 +186,7 @@ class _Routes:
     async def explain(self, request: web.Request) -> web.Response:
         body = await request.read()
         path = request.query.get("path") or guess_path(body)
-        return _json(explained(self._context.explain(body, path)))
+        return _json(explained(await self._context.explain(body, path)))
 
     async def reload(self, _request: web.Request) -> web.Response:
         result = await self._context.reload()

@@ -1,7 +1,8 @@
 """One request's life, in named phases with one exit: here those up to the first attempt.
 
 decode -> parse -> resolve -> permit -> chain, classify -> admit -> attempt (-> attempt) -> relay
--> `_finish`. No task runs except while a new connection is opened or a large body is read.
+-> `_finish`. No task runs except while a new connection is opened, a large body is read or a long
+new text is encoded.
 """
 
 import asyncio
@@ -10,14 +11,21 @@ from functools import partial
 
 from gateway.config.schema import KeyConfig
 from gateway.core.dispatcher import Dispatcher
+from gateway.core.prompter import PendingChain
 from gateway.core.request import ParsedRequest, UsageOption
 from gateway.core.splice import replace_model, replace_priority, request_usage
-from gateway.core.types import Api, Query, Refusal, RefusalKind, Ticket
+from gateway.core.types import Api, Chain, Query, Refusal, RefusalKind, Ticket
 from gateway.edge import keys
 from gateway.edge.attempts import Attempts
 from gateway.edge.decode import decode_body
 from gateway.edge.large import LARGE, apart
-from gateway.edge.query import build_query, model_not_found, parse_body, resolve_model
+from gateway.edge.query import (
+    build_query,
+    model_not_found,
+    parse_body,
+    resolve_model,
+    start_chain,
+)
 from gateway.errors import GatewayError, InternalError, NoBackend, NotFound, RateLimited
 from gateway.tasks import spawn
 from gateway.telemetry.record import AdmissionResult
@@ -44,17 +52,16 @@ class Exchange(Attempts):
                 self._waiting = spawn(self._begin_large(), name="large body")
             else:
                 self._begin_routed()
-        except GatewayError as error:
-            self.refuse(error)
-        except Exception:  # noqa: BLE001 - a fault of ours costs one request, never the process
-            _log.exception("request %s failed", self.record.request_id)
-            self.refuse(InternalError("Internal error of the gateway; its log has the cause."))
+        except Exception as error:  # noqa: BLE001 - a fault of ours costs one request, never the process
+            self._fail(error)
 
     def _begin_routed(self) -> None:
         parsed = self._read_body()
-        query = self._ask(parsed)
-        ticket, now = self._admit(query)
-        model = query.model
+        model, chain = self._start(parsed)
+        if not isinstance(chain, Chain):
+            self._waiting = spawn(self._begin_encoded(parsed, model, chain), name="encode")
+            return
+        ticket, now = self._admit(self._ask(parsed, model, chain))
         if parsed.stream or parsed.model != model or self.request.key is not None:
             self._edit_body(parsed, model)
         self._attempt(ticket, now)
@@ -63,20 +70,41 @@ class Exchange(Attempts):
         """Do the same, and what takes long in a thread; cancelled when the request ends."""
         try:
             parsed = await apart(self._read_body)
-            query = self._ask(parsed)
-            await asyncio.sleep(0)  # that hashed the prompt, and the index takes as long again
-            ticket, _ = self._admit(query)
-            await apart(partial(self._edit_body, parsed, query.model))
-            del parsed
-            self._waiting = None
-            self._attempt(ticket, self._handler.clock())
-        except GatewayError as error:
-            self._waiting = None
-            self.refuse(error)
-        except Exception:  # noqa: BLE001 - a fault of ours costs one request, never the process
-            _log.exception("request %s failed", self.record.request_id)
-            self._waiting = None
-            self.refuse(InternalError("Internal error of the gateway; its log has the cause."))
+            await self._begin_chained(parsed, *self._start(parsed))
+        except Exception as error:  # noqa: BLE001 - a fault of ours costs one request, never the process
+            self._fail(error)
+
+    async def _begin_encoded(
+        self, parsed: ParsedRequest, model: str, pending: PendingChain
+    ) -> None:
+        """Go on when a long new text is encoded; cancelled when the request ends."""
+        try:
+            await self._begin_chained(parsed, model, pending)
+        except Exception as error:  # noqa: BLE001 - a fault of ours costs one request, never the process
+            self._fail(error)
+
+    async def _begin_chained(
+        self, parsed: ParsedRequest, model: str, chain: Chain | PendingChain
+    ) -> None:
+        if not isinstance(chain, Chain):
+            chain = await chain.wait()
+        query = self._ask(parsed, model, chain)
+        await asyncio.sleep(0)  # that hashed the prompt, and the index takes as long again
+        ticket, _ = self._admit(query)
+        if len(self._body) > LARGE:
+            await apart(partial(self._edit_body, parsed, model))
+        else:
+            self._edit_body(parsed, model)
+        self._waiting = None
+        self._attempt(ticket, self._handler.clock())
+
+    def _fail(self, error: Exception) -> None:
+        """Answer with the refusal that was raised, or own up to a fault of ours."""
+        self._waiting = None
+        if not isinstance(error, GatewayError):
+            _log.error("request %s failed", self.record.request_id, exc_info=error)
+            error = InternalError("Internal error of the gateway; its log has the cause.")
+        self.refuse(error)
 
     def _read_body(self) -> ParsedRequest:
         """Decode and parse; touches nothing but this request."""
@@ -87,32 +115,36 @@ class Exchange(Attempts):
         kind = (request.text(b"content-type") or "") if route.multipart else ""
         return parse_body(route, self._body, kind)
 
-    def _ask(self, parsed: ParsedRequest) -> Query:
-        """Return what is asked of the dispatcher.
+    def _start(self, parsed: ParsedRequest) -> tuple[str, Chain | PendingChain]:
+        """Return the model's own name and the prompt's chain, done or begun.
 
         Raises:
             GatewayError: the model or the key does not allow it.
         """
-        handler, request, record, route = self._handler, self.request, self.record, self._route
-        key, plan = request.key, request.plan
+        handler, record, key = self._handler, self.record, self.request.key
         record.stream = parsed.stream
         record.model = model = resolve_model(
             handler.dispatcher, parsed.model, awaiting=handler.awaiting_models
         )
         if key is not None:
             keys.require(key, model, parsed.model)
-            if route.api is Api.RESPONSES:
+            if self._route.api is Api.RESPONSES:
                 self._own_previous(parsed.data.get("previous_response_id"), key)
         self._prompter = prompter = handler.prompter(model)
+        return model, start_chain(prompter, parsed, model)
+
+    def _ask(self, parsed: ParsedRequest, model: str, chain: Chain) -> Query:
+        """Return what is asked of the dispatcher."""
+        request = self.request
         return build_query(
-            handler.dispatcher,
-            prompter,
+            self._handler.dispatcher,
+            chain,
             parsed,
             model,
-            path=route.path,
+            path=self._route.path,
             user_agent=request.user_agent,
-            key=key,
-            forced_class=plan.forced_class,
+            key=request.key,
+            forced_class=request.plan.forced_class,
             session=request.session,
         )
 

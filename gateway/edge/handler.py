@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from gateway.config.schema import Config, KeyConfig
 from gateway.core.dispatcher import Dispatcher
 from gateway.core.prompter import Prompter
-from gateway.core.types import Explanation
+from gateway.core.types import Chain, Explanation
 from gateway.edge import routes
 from gateway.edge.answers import JSON, Cors, RequestIds, error_lines
 from gateway.edge.client import ClientConnection
@@ -25,7 +25,13 @@ from gateway.edge.exchange import Exchange
 from gateway.edge.homes import ResponseHomes
 from gateway.edge.http import HttpRequest, Plan, client_request_id, path_of
 from gateway.edge.keys import KeyRing
-from gateway.edge.query import build_query, model_not_found, parse_body, resolve_model
+from gateway.edge.query import (
+    build_query,
+    model_not_found,
+    parse_body,
+    resolve_model,
+    start_chain,
+)
 from gateway.edge.routes import Local
 from gateway.edge.upstreams import Upstreams
 from gateway.errors import (
@@ -237,7 +243,7 @@ class Handler:
         waited_ms = round((record.queue_s or 0.0) * 1000)
         return shown + b"%d/%d\r\nx-gateway-queue-ms: %d\r\n" % (*prefix, waited_ms)
 
-    def explain(self, body: bytes, path: str) -> Explanation:
+    async def explain(self, body: bytes, path: str) -> Explanation:
         """Return what would happen to this body on this path now; nothing is sent or counted.
 
         Raises:
@@ -248,7 +254,10 @@ class Handler:
             raise NotFound("Only API routes can be explained.")
         parsed = parse_body(route, body, "application/json")
         model = resolve_model(self.dispatcher, parsed.model)
-        query = build_query(self.dispatcher, self.prompter(model), parsed, model, path=route.path)
+        chain = start_chain(self.prompter(model), parsed, model)
+        if not isinstance(chain, Chain):
+            chain = await chain.wait()
+        query = build_query(self.dispatcher, chain, parsed, model, path=route.path)
         return self.dispatcher.explain(query, self.clock())
 
     def ready(self) -> bool:

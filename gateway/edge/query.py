@@ -3,9 +3,9 @@
 from gateway.config.schema import KeyConfig
 from gateway.core.classify import Features
 from gateway.core.dispatcher import Dispatcher
-from gateway.core.prompter import Prompter
+from gateway.core.prompter import PendingChain, Prompter
 from gateway.core.request import ParsedRequest, RequestFault, parse_json, parse_multipart
-from gateway.core.types import Api, Query
+from gateway.core.types import Api, Chain, Query
 from gateway.edge.routes import Route
 from gateway.errors import InvalidJson, InvalidRequest, ModelNotFound, NoBackend
 
@@ -71,9 +71,17 @@ def model_not_found(asked: str) -> ModelNotFound:
     return ModelNotFound(f"The model `{asked[:_SHOWN]}` does not exist.", param="model")
 
 
+def start_chain(prompter: Prompter, parsed: ParsedRequest, model: str) -> Chain | PendingChain:
+    """Begin a prompt's chain. An alias shares its model's prefixes: `model` is the model's own name."""
+    asked, parsed.model = parsed.model, model
+    chain = prompter.start(parsed)
+    parsed.model = asked
+    return chain
+
+
 def build_query(
     dispatcher: Dispatcher,
-    prompter: Prompter,
+    chain: Chain,
     parsed: ParsedRequest,
     model: str,
     *,
@@ -83,10 +91,7 @@ def build_query(
     forced_class: str | None = None,
     session: str | None = None,
 ) -> Query:
-    """Chain the prompt, classify the request and return what `Dispatcher.admit` takes."""
-    asked, parsed.model = parsed.model, model  # an alias shares its model's prefixes
-    chain = prompter.chain(parsed)
-    parsed.model = asked
+    """Classify the request and return what `Dispatcher.admit` takes."""
     name, key_class = (None, None) if key is None else (key.name, key.class_)
     # positional: half the price of keywords
     features = Features(

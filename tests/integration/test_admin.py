@@ -64,7 +64,7 @@ class Rig:
     async def _reload(self) -> ReloadResult:
         return self.reloaded
 
-    def _explain(self, body: bytes, path: str) -> Explanation:
+    async def _explain(self, body: bytes, path: str) -> Explanation:
         self.asked.append((body, path))
         if body == b"broken":
             raise InvalidJson("the body is not JSON")

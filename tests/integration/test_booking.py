@@ -26,8 +26,8 @@ def spent(rig: Rig) -> int:
     return BURST - int(levels["chat"] + 0.5)
 
 
-def hits(rig: Rig, path: str, body: object) -> list[int]:
-    told = rig.handler.explain(orjson.dumps(body), path)
+async def hits(rig: Rig, path: str, body: object) -> list[int]:
+    told = await rig.handler.explain(orjson.dumps(body), path)
     return [row.hit_tokens for row in told.backends]
 
 
@@ -55,8 +55,8 @@ async def test_a_tokenizer_request_spends_nothing_and_is_believed_to_cache_nothi
         assert (hit, int(prompt) > 1000) == ("0", True)
         assert spent(rig) == 0
         for asked in ("/v1/chat/completions", "/v1/completions"):
-            assert hits(rig, asked, {**MESSAGES, "prompt": TEXT}) == [0, 0]
-        assert hits(rig, path, body) == [0, 0]
+            assert await hits(rig, asked, {**MESSAGES, "prompt": TEXT}) == [0, 0]
+        assert await hits(rig, path, body) == [0, 0]
         assert rig.metric("gateway_prompt_tokens_total") == 0
         assert rig.outcomes() == {"ok": 1}
         await rig.at_rest()
@@ -68,7 +68,7 @@ async def test_an_embedding_is_a_prefill_and_booked_as_one() -> None:
         await rig.ask(post("/v1/embeddings", body))
         await rig.settled()
 
-        assert hits(rig, "/v1/embeddings", body)[0] > 5000
+        assert (await hits(rig, "/v1/embeddings", body))[0] > 5000
         assert spent(rig) > 5000
 
 
@@ -84,7 +84,8 @@ async def test_a_client_that_leaves_before_the_first_token_pays_for_its_prompt(
         client.reset()
         await rig.settled()
 
-        prompt = rig.handler.explain(orjson.dumps(MESSAGES), "/v1/chat/completions").prompt_tokens
+        told = await rig.handler.explain(orjson.dumps(MESSAGES), "/v1/chat/completions")
+        prompt = told.prompt_tokens
         assert rig.outcomes() == {"client_closed": 1}
         assert (reserved, spent(rig)) == (prompt + 250, prompt)
 

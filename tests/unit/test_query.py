@@ -6,9 +6,9 @@ import pytest
 
 from gateway.core.dispatcher import Dispatcher
 from gateway.core.prompter import BytePrompter
-from gateway.core.types import Api, Query
+from gateway.core.types import Api, Chain, Query
 from gateway.edge import routes
-from gateway.edge.query import build_query, parse_body
+from gateway.edge.query import build_query, parse_body, start_chain
 from tests.core_kit import settings
 
 GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
@@ -24,7 +24,9 @@ def built(path: str, **fields: Any) -> Query:
     body = {"model": "m", "messages": messages, "input": "hello", "prompt": "hello", **fields}
     parsed = parse_body(route, orjson.dumps(body), "application/json")
     core = Dispatcher(settings(2), Random(1), 0.0)
-    return build_query(core, BytePrompter(1), parsed, "m", path=route.path)
+    chain = start_chain(BytePrompter(1), parsed, "m")
+    assert isinstance(chain, Chain)
+    return build_query(core, chain, parsed, "m", path=route.path)
 
 
 @pytest.mark.parametrize("path", READING)

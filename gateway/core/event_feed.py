@@ -1,0 +1,279 @@
+"""One engine's stream of KV events put in order: gaps, replays, restarts, and whether to believe it.
+
+Batches are numbered. Those that come live and those of a replay enter here in any mixture; what is
+applied is the engine's own order without a hole, else everything is forgotten. Sans-io: the reader
+(watch/kv_events.py) hands in what came, sends the replay requests asked for here, and calls `step`
+while it has time. Must never read a clock, and never raise for what an engine says.
+
+A replay asks for the last batch already taken in as well: that it comes back unchanged proves that
+it is the same process, whose numbers go on.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from gateway.core.exact import Holdings
+from gateway.core.kv_events import Cleared, Decoder, Event, Malformed, Stored
+
+HELD_BATCHES: Final = 20_000  # live batches kept during a replay: twice vLLM's own replay buffer
+HELD_BYTES: Final = 64 * 1024 * 1024
+_SWEEP_BLOCKS: Final = 2000  # about 0.2 ms
+
+
+class Feed:
+    """Keeps `holdings` equal to what the engine holds, and says whether it is.
+
+    `exact` = all the engine holds is known and the stream is unbroken; `on_change` is called after
+    each turn of it, and when an adapter is heard of. `replay_from` is the first batch that the
+    reader should ask for (None = none); it calls `replay_asked` when it did, and what still comes of
+    an earlier request must not enter. `capacity_blocks` is the engine's cache in its own blocks;
+    None = unknown.
+
+    Counters: `events`, `gaps` in the numbering, `losses` that no replay could fill (all is
+    forgotten), `restarts` of the engine, `malformed` batches, `unread` events of unknown kinds.
+    """
+
+    def __init__(self, holdings: Holdings, on_change: Callable[[], None]) -> None:
+        self.holdings = holdings
+        self.capacity_blocks: int | None = None
+        self.replay_from: int | None = None
+        self.exact = False
+        self.events = self.gaps = self.losses = self.restarts = 0
+        self.malformed = self.unread = 0
+        self._on_change = on_change
+        self._decoder = Decoder()
+        self._adapters = 0
+        self._linked = False
+        self._complete = False  # nothing the engine stored before our first batch is unknown
+        self._current = False  # all that came was applied, up to here or (a gap) shortly before
+        self._unsure = (
+            False  # the link was down, and no batch has come since to tell what we missed
+        )
+        self._noticed = False  # a restart that the metrics have not told yet
+        self._calm_blocks = 0  # stored since the last event about a block nobody told of
+        # the numbering
+        self._next: int | None = None  # the batch that is due; None = before the first
+        self._last = b""  # the batch before it
+        self._last_live = -1
+        # a replay: while `_filling`, live batches wait in `_held`
+        self._filling = False
+        self._proof = b""  # what it must begin with
+        self._held: deque[tuple[int, bytes]] = deque()
+        self._held_bytes = 0
+        # work
+        self._ready: deque[bytes] = deque()
+        self._open: Iterator[Event] = iter(())
+
+    # -- what the reader tells ----------------------------------------------------------------
+
+    def linked(self) -> None:
+        """Note that the connection stands (again): what was missed must be asked for."""
+        self._linked = True
+        self._ask()
+        self._judge()
+
+    def unlinked(self) -> None:
+        """Note that the connection is gone: the engine may evict unseen."""
+        self._linked = False
+        self._judge()
+
+    def restart_told(self) -> None:
+        """Note that the metrics show another process; the stream may have shown it before."""
+        if self._noticed:
+            self._noticed = False
+        else:
+            self._restart()
+
+    def live(self, number: int, payload: bytes) -> None:
+        """Take in a batch as published."""
+        if number <= self._last_live:
+            self._notice_restart()
+        self._last_live = number
+        if not self._filling and self._next is not None and number > self._next:
+            self.gaps += 1
+            self._ask()
+        if self._filling:
+            self._hold(number, payload)
+        else:
+            self._accept(number, payload)
+        self._judge()
+
+    def replay_asked(self) -> None:
+        """Note that the request for `replay_from` is sent."""
+        self.replay_from = None
+
+    def replayed(self, number: int, payload: bytes) -> None:
+        """Take in a batch of the replay; those come in the order of their numbers."""
+        if not self._filling:
+            return
+        if self._proof:
+            proof, self._proof = self._proof, b""
+            if self._next is not None and number == self._next - 1:
+                if payload != proof:
+                    self._notice_restart()
+                return
+        if self._next is not None and number > self._next:
+            self._lose()
+        self._accept(number, payload)
+        self._judge()
+
+    def replay_ended(self) -> None:
+        """Note that the engine has sent all it still had."""
+        if not self._filling:
+            return
+        if self._proof:  # it has never sent the batch we had last
+            self._notice_restart()
+            return
+        if self._next is None and not self._held:  # nothing ever happened there
+            self._next = 0
+            self._complete = True
+        self._resume()
+
+    def replay_failed(self) -> None:
+        """Note that the engine offers no replay, or did not answer in time."""
+        if not self._filling:
+            return
+        self._unsure = not self._held
+        self._resume()
+
+    # -- work -----------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Do a little of the work that waits, about 1 ms at most; False = there is none."""
+        event = next(self._open, None)
+        if event is not None:
+            self._apply(event)
+            return True
+        if self._ready:
+            self._read(self._ready.popleft())
+            return True
+        if not self._current and not self._filling:
+            self._current = True
+            self._judge()
+        return self.holdings.sweep(_SWEEP_BLOCKS)
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    def _notice_restart(self) -> None:
+        self._restart()
+        self._noticed = True
+
+    def _restart(self) -> None:
+        """Begin again with another process: its cache is empty, its numbers begin at 0."""
+        self.restarts += 1
+        self._forget()
+        self._next = None
+        self._last_live = -1
+        self._drop_held()
+        if self._linked:
+            self._ask()
+        self._judge()
+
+    def _ask(self) -> None:
+        """Ask for everything from the last batch on, or from the very first."""
+        self._filling = True
+        self.replay_from = max(0, (self._next or 0) - 1)
+        self._proof = self._last if self._next else b""
+
+    def _accept(self, number: int, payload: bytes) -> None:
+        """Let a batch be applied if it is due; it may be the first one ever."""
+        if self._next is None:
+            self._complete = number == 0
+        elif number != self._next:
+            return
+        self._next = number + 1
+        self._last = payload
+        self._unsure = False
+        self._ready.append(payload)
+
+    def _hold(self, number: int, payload: bytes) -> None:
+        self._held.append((number, payload))
+        self._held_bytes += len(payload)
+        while len(self._held) > HELD_BATCHES or self._held_bytes > HELD_BYTES:
+            self._held_bytes -= len(self._held.popleft()[1])
+
+    def _drop_held(self) -> None:
+        self._held.clear()
+        self._held_bytes = 0
+
+    def _resume(self) -> None:
+        """End the replay, and go on with what came live meanwhile."""
+        self._filling = False
+        self._proof = b""
+        self.replay_from = None
+        for number, payload in self._held:
+            if self._next is not None and number > self._next:
+                self._lose()
+            self._accept(number, payload)
+        self._drop_held()
+        self._judge()
+
+    def _lose(self) -> None:
+        """Give up what is known: batches are missing, and the next one begins a new count."""
+        self.losses += 1
+        self._forget()
+        self._next = None
+
+    def _forget(self) -> None:
+        self._ready.clear()
+        self._open = iter(())
+        self._complete = self._current = self._unsure = False
+        self._calm_blocks = 0
+        self.holdings.clear()
+
+    def _read(self, payload: bytes) -> None:
+        try:
+            batch = self._decoder.decode(payload)
+        except Malformed:
+            self.malformed += 1
+            self.losses += 1
+            self._complete = False
+            self._calm_blocks = 0
+            self.holdings.clear()
+            self._judge()
+            return
+        self.unread += batch.unknown
+        self._open = iter(batch.events)
+
+    def _apply(self, event: Event) -> None:
+        holdings = self.holdings
+        unknown = holdings.unknown + holdings.broken
+        holdings.apply(event)
+        self.events += 1
+        if not self._complete:
+            self._count_calm(event, calm=holdings.unknown + holdings.broken == unknown)
+        if holdings.full:
+            self._judge()
+        if len(holdings.adapters) != self._adapters:
+            self._adapters = len(holdings.adapters)
+            self._on_change()
+
+    def _count_calm(self, event: Event, *, calm: bool) -> None:
+        """Notice when nothing can be left that was stored before our first batch.
+
+        So it is when the cache was emptied, or when as much as fits in it was stored since the last
+        event about a block nobody told of: a block in use is told of by what is stored after it.
+        """
+        if isinstance(event, Cleared):
+            self._complete = True
+        elif not calm:
+            self._calm_blocks = 0
+        elif isinstance(event, Stored):
+            self._calm_blocks += len(event.block_hashes)
+            capacity = self.capacity_blocks
+            self._complete = capacity is not None and self._calm_blocks >= capacity
+        if self._complete:
+            self._judge()
+
+    def _judge(self) -> None:
+        exact = (
+            self._linked
+            and self._complete
+            and self._current
+            and not self._unsure
+            and not self.holdings.full
+        )
+        if exact != self.exact:
+            self.exact = exact
+            self._on_change()

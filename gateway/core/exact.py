@@ -1,0 +1,332 @@
+"""What one engine holds, kept from its KV events: its own names of blocks turned into our hashes.
+
+The prefix index is told in our hashes only. Here is what it does not need to know: copies of a
+block, several media, groups of hybrid models, block sizes other than ours, what besides tokens
+went into a block. Everything is capped. Must never read a clock or a socket, and never raise for
+what an engine says: what cannot be used is counted.
+"""
+
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+from gateway.core.chain import ID_BYTES, chain_tokens
+from gateway.core.kv_events import Cleared, EngineHash, Event, Removed, Stored
+
+ENGINE_BLOCK_BYTES: Final = 150  # a table entry with its key and value; loadtest/bench_events.py
+MAX_BLOCKS: Final = 1 << 21  # of one engine: 33 M tokens in blocks of 16
+MAX_MEDIA: Final = 8
+MAX_ADAPTERS: Final = 256
+_GPU: Final = "GPU"
+# Groups of hybrid models whose blocks alone prove no prefix: windows, states, other inputs.
+_PARTIAL_KINDS: Final = ("sliding", "mamba", "chunked", "cross", "encoder", "sink")
+
+Seed = Callable[[str | None, str], int]
+"""Where a chain starts, by LoRA adapter (None = the base model) and cache salt."""
+
+_Uneven = tuple[int, bytes, tuple[int, ...], bool]
+"""The hash before the next own block, the ids in no own block yet, the own blocks that end here,
+and whether that hash is still the chain's start, not a block."""
+
+_Meaning = int | _Uneven | None
+"""What an engine's hash stands for: one own hash, or `_Uneven` where block sizes differ.
+
+None = it depends on more than tokens (media), so no prompt of ours can ever match it.
+"""
+
+_UNKNOWN: Final = object()
+
+
+class Residency(Protocol):
+    """The prefix index, as far as events change it. Hashes are ours."""
+
+    def extend(self, slot: int, link: int | None, hashes: "array[int]") -> None:
+        """Note that `slot` holds `hashes`, which follow `link` (None = a prompt begins here)."""
+
+    def shrink(self, slot: int, hashes: Sequence[int]) -> None:
+        """Note that `slot` no longer holds these blocks."""
+
+    def forget(self, slot: int) -> None:
+        """Note that `slot` holds nothing."""
+
+
+class _Medium:
+    """Blocks on one medium. `copies` counts those beyond the first of a block: engines keep some."""
+
+    __slots__ = ("copies", "table")
+
+    def __init__(self) -> None:
+        self.table: dict[EngineHash, _Meaning] = {}
+        self.copies: dict[EngineHash, int] = {}
+
+
+class Holdings:
+    """One engine's blocks. `block_tokens` is the size of ours; the engine's may be another.
+
+    Counters are in engine blocks: `stored` and `removed` as told, `unknown` follow or are blocks
+    never told of, `foreign` depend on more than tokens, `broken` contradict themselves. `full` =
+    the engine claims more than `max_blocks`: its word is not kept any more until `clear`.
+    """
+
+    def __init__(
+        self,
+        index: Residency,
+        slot: int,
+        seed: Seed,
+        block_tokens: int,
+        *,
+        max_blocks: int = MAX_BLOCKS,
+    ) -> None:
+        self.slot = slot
+        self.adapters: set[str] = set()
+        self.stored = self.removed = self.unknown = self.foreign = self.broken = 0
+        self.full = False
+        self._index = index
+        self._seed = seed
+        self._block_tokens = block_tokens
+        self._max_blocks = max_blocks
+        self._group: int | None = None
+        self._gpu = _Medium()
+        self._others: dict[str, _Medium] = {}
+        self._dying: list[_Medium] = []
+
+    @property
+    def blocks(self) -> int:
+        """Engine blocks held; one on two media counts twice, copies on one do not."""
+        return len(self._gpu.table) + sum(len(other.table) for other in self._others.values())
+
+    @property
+    def bytes(self) -> int:
+        """Estimated memory."""
+        dying = sum(len(medium.table) for medium in self._dying)
+        return (self.blocks + dying) * ENGINE_BLOCK_BYTES
+
+    def apply(self, event: Event) -> None:
+        """Take in one event, in the order the engine sent them."""
+        if isinstance(event, Stored):
+            self._store(event)
+        elif isinstance(event, Removed):
+            if event.group_idx is None or self._group in (None, event.group_idx):
+                self._remove(event)
+        elif isinstance(event, Cleared):
+            self.clear()
+
+    def clear(self) -> None:
+        """Forget everything at once; the memory goes back by `sweep`."""
+        self._dying += [m for m in (self._gpu, *self._others.values()) if m.table]
+        self._gpu = _Medium()
+        self._others = {}
+        self._group = None
+        self.full = False
+        self._index.forget(self.slot)
+
+    def sweep(self, blocks: int) -> bool:
+        """Free the memory of up to `blocks` forgotten blocks; False = there is none left.
+
+        A big table freed in one go would take tens of milliseconds.
+        """
+        while self._dying and blocks > 0:
+            medium = self._dying[-1]
+            medium.copies.clear()
+            table = medium.table
+            for _ in range(min(blocks, len(table))):
+                table.popitem()
+                blocks -= 1
+            if not table:
+                self._dying.pop()
+        return bool(self._dying)
+
+    # -- stored -----------------------------------------------------------------------------
+
+    def _store(self, event: Stored) -> None:
+        count = len(event.block_hashes)
+        medium = self._medium(event.medium)
+        if medium is None or not self._is_main(event):
+            return
+        if self.full or self.blocks + count > self._max_blocks:
+            self.full = True
+            return
+        self.stored += count
+        if not event.token_ids:
+            self._copy(medium, event.block_hashes)
+            return
+        ids = _packed(event.token_ids)
+        if ids is None or len(ids) != count * event.block_size:
+            self.broken += count
+            return
+        start = self._start(event, medium)
+        if start is _UNKNOWN:
+            self.unknown += count
+            return
+        own = 0 if start is None else _plain_blocks(event)
+        if own:
+            self._put(medium, event, ids, start, own)
+        if own < count:
+            self.foreign += count - own
+            medium.table.update(dict.fromkeys(event.block_hashes[own:]))
+
+    def _is_main(self, event: Stored) -> bool:
+        """Whether the event is about the one group of layers that is followed."""
+        if event.group_idx is None:
+            return True
+        if self._group is None:
+            kind = event.kv_cache_spec_kind or ""
+            if kind.startswith(_PARTIAL_KINDS):
+                return False
+            self._group = event.group_idx
+        return event.group_idx == self._group
+
+    def _medium(self, name: str | None) -> _Medium | None:
+        """Return the medium's blocks; None for one too many."""
+        if name is None or name == _GPU:
+            return self._gpu
+        medium = self._others.get(name)
+        if medium is None and len(self._others) < MAX_MEDIA:
+            medium = self._others[name] = _Medium()
+        return medium
+
+    def _start(self, event: Stored, medium: _Medium) -> Any:
+        """Return the meaning of what the blocks follow; None, foreign; _UNKNOWN, never told of."""
+        parent = event.parent_block_hash
+        if parent is not None:
+            found = medium.table.get(parent, _UNKNOWN)
+            return self._anywhere(parent) if found is _UNKNOWN else found
+        adapter = event.lora_name
+        if adapter is None and event.lora_id is not None:
+            return None  # an adapter without a name: whose prompts match is unknown
+        if adapter is not None and adapter not in self.adapters:
+            if len(self.adapters) >= MAX_ADAPTERS:
+                return None
+            self.adapters.add(adapter)
+        return self._seed(adapter, _cache_salt(event))
+
+    def _anywhere(self, engine: EngineHash) -> Any:
+        for medium in (self._gpu, *self._others.values()):
+            found = medium.table.get(engine, _UNKNOWN)
+            if found is not _UNKNOWN:
+                return found
+        return _UNKNOWN
+
+    def _copy(self, medium: _Medium, hashes: list[EngineHash]) -> None:
+        """Enter blocks told of without their tokens: copies of blocks held elsewhere."""
+        for engine in hashes:
+            found = self._anywhere(engine)
+            if found is _UNKNOWN:
+                self.unknown += 1
+            elif engine in medium.table:
+                medium.copies[engine] = medium.copies.get(engine, 0) + 1
+            else:
+                medium.table[engine] = found
+
+    def _put(
+        self, medium: _Medium, event: Stored, ids: "array[int]", start: int | _Uneven, own: int
+    ) -> None:
+        size = event.block_size
+        hashes = event.block_hashes if own == len(event.block_hashes) else event.block_hashes[:own]
+        root = event.parent_block_hash is None
+        link: int | None
+        if isinstance(start, int) and size == self._block_tokens:
+            owns = chain_tokens(ids[: own * size], start, size)
+            meanings: Sequence[_Meaning] = owns
+            link = None if root else start
+        else:
+            at = (start, b"", (), root) if isinstance(start, int) else start
+            owns, meanings = self._uneven(ids[: own * size], at, size)
+            link = None if at[3] else at[0]
+        table = medium.table
+        if table.keys().isdisjoint(hashes):
+            table.update(zip(hashes, meanings, strict=True))
+        else:
+            copies = medium.copies
+            for engine, meaning in zip(hashes, meanings, strict=True):
+                if engine in table:
+                    copies[engine] = copies.get(engine, 0) + 1
+                else:
+                    table[engine] = meaning
+        if owns:
+            self._index.extend(self.slot, link, owns)
+
+    def _uneven(
+        self, ids: "array[int]", start: _Uneven, size: int
+    ) -> "tuple[array[int], list[_Meaning]]":
+        """Return the own blocks that end in these engine blocks, and what each of them means."""
+        link, tail, _, rooted = start
+        data = array("I", tail)
+        data.extend(ids)
+        own = self._block_tokens
+        owns = chain_tokens(data, link, own)
+        meanings: list[_Meaning] = []
+        before = 0
+        for end in range(len(tail) // ID_BYTES + size, len(data) + 1, size):
+            after = end // own
+            last = owns[after - 1] if after else link
+            open_ids = data[after * own : end].tobytes()
+            meanings.append((last, open_ids, tuple(owns[before:after]), rooted and not after))
+            before = after
+        return owns, meanings
+
+    # -- removed ----------------------------------------------------------------------------
+
+    def _remove(self, event: Removed) -> None:
+        medium = self._medium(event.medium)
+        if medium is None:
+            return
+        self.removed += len(event.block_hashes)
+        table, copies = medium.table, medium.copies
+        gone: list[int] = []
+        for engine in event.block_hashes:
+            if copies and engine in copies:
+                left = copies[engine] - 1
+                if left:
+                    copies[engine] = left
+                else:
+                    del copies[engine]
+                continue
+            meaning: Any = table.pop(engine, _UNKNOWN)
+            if meaning is _UNKNOWN:
+                self.unknown += 1
+            elif meaning is None or (self._others and self._anywhere(engine) is not _UNKNOWN):
+                continue
+            elif isinstance(meaning, int):
+                gone.append(meaning)
+            else:
+                gone.extend(meaning[2])
+        if gone:
+            self._index.shrink(self.slot, gone)
+
+
+def _packed(token_ids: list[int]) -> "array[int] | None":
+    try:
+        return array("I", token_ids)
+    except OverflowError:
+        return None
+
+
+def _cache_salt(event: Stored) -> str:
+    """Return the salt that the first block of a sequence was hashed with, "" for none.
+
+    Its keys are the adapter's name, if any, then strings and media: `_plain_blocks` has seen that
+    there is one string at most.
+    """
+    every = event.extra_keys
+    keys: list[Any] = (every[0] if every else None) or []
+    if event.lora_name is not None:
+        keys = keys[1:]
+    return keys[0] if keys and isinstance(keys[0], str) else ""
+
+
+def _plain_blocks(event: Stored) -> int:
+    """Return how many leading blocks depend on nothing but tokens, adapter and cache salt."""
+    every = event.extra_keys
+    if not every or not any(every):
+        return len(event.block_hashes)
+    adapter = [] if event.lora_name is None else [event.lora_name]
+    for at, keys in enumerate(every[: len(event.block_hashes)]):
+        if keys is None or keys == adapter:
+            continue
+        salted = at == 0 and event.parent_block_hash is None
+        if not (salted and len(keys) == len(adapter) + 1 and keys[:-1] == adapter):
+            return at
+        if not isinstance(keys[-1], str):
+            return at
+    return len(event.block_hashes)

@@ -1,0 +1,175 @@
+"""What an engine says about its KV cache: batches of events, decoded from msgpack.
+
+vLLM and SGLang publish the same three events in two encodings, arrays with a tag in front (older)
+and maps with a `type` (newer); hashes are integers or bytes. Must never raise anything but
+`Malformed`, whatever the bytes are: they come from another process.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+import msgspec
+
+EngineHash = int | bytes
+"""An engine's own name of a block: opaque, comparable, of one kind within one process."""
+
+_TYPES: Final = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
+
+
+class Malformed(ValueError):
+    """A batch that cannot be read; what it said is lost."""
+
+
+class Stored(msgspec.Struct, gc=False):
+    """Blocks that follow each other were cached.
+
+    `block_hashes[i]` is `token_ids[i * block_size : (i + 1) * block_size]`, after everything up to
+    `parent_block_hash` (None = the sequence begins here). `extra_keys[i]` is what besides tokens
+    went into block i's hash: LoRA name, media, cache salt. No token ids = a copy on another medium
+    of blocks told of before.
+    """
+
+    is_stored: ClassVar[bool] = True
+
+    block_hashes: list[EngineHash]
+    parent_block_hash: EngineHash | None = None
+    token_ids: list[int] = []
+    block_size: int = 0
+    lora_id: int | str | None = None
+    medium: str | None = None
+    lora_name: str | None = None
+    extra_keys: list[list[Any] | None] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+
+
+class Removed(msgspec.Struct, gc=False):
+    """One copy of each of these blocks was evicted from `medium`."""
+
+    block_hashes: list[EngineHash]
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class Cleared(msgspec.Struct, gc=False):
+    """The cache holds nothing any more."""
+
+
+Event = Stored | Removed | Cleared
+
+
+class _StoredMap(Stored, tag="BlockStored"):
+    pass
+
+
+class _RemovedMap(Removed, tag="BlockRemoved"):
+    pass
+
+
+class _ClearedMap(Cleared, tag="AllBlocksCleared"):
+    pass
+
+
+class _StoredArray(Stored, tag="BlockStored", array_like=True):
+    pass
+
+
+class _RemovedArray(Removed, tag="BlockRemoved", array_like=True):
+    pass
+
+
+class _ClearedArray(Cleared, tag="AllBlocksCleared", array_like=True):
+    pass
+
+
+class _Maps(msgspec.Struct, array_like=True, gc=False):
+    ts: float
+    events: list[_StoredMap | _RemovedMap | _ClearedMap]
+    rank: int | None = None
+
+
+class _Arrays(msgspec.Struct, array_like=True, gc=False):
+    ts: float
+    events: list[_StoredArray | _RemovedArray | _ClearedArray]
+    rank: int | None = None
+
+
+class Batch(msgspec.Struct, gc=False):
+    """What one engine step did. `rank` is the data-parallel rank; `unknown` events were left out."""
+
+    ts: float
+    events: Sequence[Event]
+    rank: int | None = None
+    unknown: int = 0
+
+
+_FIELDS: Final = {
+    kind: msgspec.structs.fields(struct)
+    for kind, struct in (
+        ("BlockStored", Stored),
+        ("BlockRemoved", Removed),
+        ("AllBlocksCleared", Cleared),
+    )
+}
+_STRUCTS: Final[dict[str, type[Event]]] = {
+    "BlockStored": Stored,
+    "BlockRemoved": Removed,
+    "AllBlocksCleared": Cleared,
+}
+
+
+class Decoder:
+    """Decodes one engine's batches. Remembers which encoding it uses: one process has one."""
+
+    def __init__(self) -> None:
+        self._typed: list[msgspec.msgpack.Decoder[_Maps] | msgspec.msgpack.Decoder[_Arrays]] = [
+            msgspec.msgpack.Decoder(_Maps),
+            msgspec.msgpack.Decoder(_Arrays),
+        ]
+
+    def decode(self, payload: bytes) -> Batch:
+        """Return the batch.
+
+        Raises:
+            Malformed: it is no batch, or a known event in it is broken.
+        """
+        typed = self._typed
+        for decoder in typed:
+            try:
+                batch = decoder.decode(payload)
+            except (msgspec.DecodeError, RecursionError):
+                continue
+            if decoder is not typed[0]:
+                typed.reverse()
+            return Batch(batch.ts, batch.events, batch.rank)
+        return _read_loosely(payload)
+
+
+def _read_loosely(payload: bytes) -> Batch:
+    """Read a batch that holds events of a kind unknown here, or both encodings."""
+    try:
+        whole = msgspec.msgpack.decode(payload)
+        head, events, *rest = whole
+        found = [_event(item) for item in events]
+        return Batch(
+            ts=float(head),
+            events=[event for event in found if event is not None],
+            rank=msgspec.convert(rest[0] if rest else None, int | None),
+            unknown=found.count(None),
+        )
+    except (msgspec.DecodeError, TypeError, ValueError, RecursionError, LookupError) as error:
+        raise Malformed(f"no batch of KV events: {error}") from None
+
+
+def _event(item: Any) -> Event | None:
+    """Return one event; None = of a kind unknown here."""
+    if isinstance(item, Mapping):
+        values = dict(item)
+        kind = values.pop("type")
+    else:
+        kind, *given = item
+        names = [field.name for field in _FIELDS.get(kind, ())]
+        values = dict(zip(names, given, strict=False))
+    if kind not in _TYPES:
+        return None
+    return msgspec.convert(values, _STRUCTS[kind])

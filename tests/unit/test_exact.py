@@ -1,0 +1,260 @@
+"""One engine's holdings, from its events, by example."""
+
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.core import exact
+from gateway.core.exact import MAX_ADAPTERS, MAX_MEDIA, Holdings
+from gateway.core.kv_events import Cleared, Decoder, Removed, Stored
+from tests.kv_kit import ToyEngine, ToyIndex, chain, recorded, seed
+
+IDS = list(range(100, 164))
+
+
+def holdings(block: int = 16, **options: Any) -> tuple[ToyIndex, Holdings]:
+    index = ToyIndex()
+    return index, Holdings(index, 3, seed, block, **options)
+
+
+def stored(names: list[Any], ids: list[int], size: int = 16, **fields: Any) -> Stored:
+    return Stored(block_hashes=names, token_ids=ids, block_size=size, **fields)
+
+
+def test_recorded_events_of_vllm_give_the_prompts_chain() -> None:
+    index, held = holdings(block=32)
+    for _, payload in recorded()[:2]:
+        for event in Decoder().decode(payload).events:
+            held.apply(event)
+
+    first = Decoder().decode(recorded()[0][1]).events[0]
+    assert isinstance(first, Stored)
+    assert index.depth(3, chain(first.token_ids, 32)) == 1
+    assert index.depth(3, chain(first.token_ids, 32, cache_salt="tenant-a")) == 1
+    assert index.depth(3, chain(first.token_ids, 32, cache_salt="tenant-b")) == 0
+    assert held.unknown == held.foreign == held.broken == 0
+
+
+def test_recorded_clearing_empties_the_index() -> None:
+    index, held = holdings(block=32)
+    for _, payload in recorded()[:3]:
+        for event in Decoder().decode(payload).events:
+            held.apply(event)
+
+    assert not index.held
+    assert held.blocks == 0
+
+
+def test_recorded_blocks_whose_parent_was_never_told_of_are_counted_and_left_out() -> None:
+    index, held = holdings(block=32)
+    orphan = recorded()[3]
+    for event in Decoder().decode(orphan[1]).events:
+        held.apply(event)
+
+    assert held.unknown == held.stored > 1
+    assert not index.held
+    assert held.blocks == 0
+
+
+def test_blocks_go_on_from_their_parent() -> None:
+    index, held = holdings()
+    held.apply(stored([1, 2], IDS[:32]))
+    held.apply(stored([3, 4], IDS[32:], parent_block_hash=2))
+
+    assert index.depth(3, chain(IDS)) == 4
+    assert index.unlinked == 0
+
+
+def test_a_removed_block_is_held_no_more() -> None:
+    index, held = holdings()
+    held.apply(stored([1, 2, 3], IDS[:48]))
+    held.apply(Removed([3]))
+
+    assert index.depth(3, chain(IDS)) == 2
+    assert held.blocks == 2
+    assert (held.stored, held.removed) == (3, 1)
+
+
+def test_a_block_with_two_copies_is_held_until_both_are_gone() -> None:
+    index, held = holdings()
+    held.apply(stored([1], IDS[:16]))
+    held.apply(stored([1], IDS[:16]))
+    held.apply(Removed([1]))
+    assert index.depth(3, chain(IDS)) == 1
+
+    held.apply(Removed([1]))
+    assert index.depth(3, chain(IDS)) == 0
+    assert held.blocks == 0
+
+
+def test_a_block_offloaded_is_held_until_no_medium_has_it() -> None:
+    index, held = holdings()
+    held.apply(stored([1, 2], IDS[:32], medium="GPU"))
+    held.apply(Stored([1, 2], medium="CPU"))
+    held.apply(Removed([2, 1], medium="GPU"))
+    assert index.depth(3, chain(IDS)) == 2
+
+    held.apply(stored([3], IDS[32:48], parent_block_hash=2, medium="GPU"))
+    assert index.depth(3, chain(IDS)) == 3
+
+    held.apply(Removed([2], medium="CPU"))
+    assert index.depth(3, chain(IDS)) == 1
+
+
+def test_a_copy_of_a_block_never_told_of_is_unknown() -> None:
+    index, held = holdings()
+    held.apply(Stored([1], medium="CPU"))
+
+    assert held.unknown == 1
+    assert not index.held
+
+
+def test_lora_blocks_belong_to_the_adapter() -> None:
+    index, held = holdings()
+    held.apply(stored([1], IDS[:16], lora_id=4, lora_name="sql", extra_keys=[["sql"]]))
+
+    assert index.depth(3, chain(IDS, adapter="sql")) == 1
+    assert index.depth(3, chain(IDS)) == 0
+    assert held.adapters == {"sql"}
+
+
+def test_an_adapter_and_a_cache_salt_go_together() -> None:
+    index, held = holdings()
+    keys: list[list[Any] | None] = [["sql", "tenant"], ["sql"]]
+    held.apply(stored([1, 2], IDS[:32], lora_name="sql", extra_keys=keys))
+
+    assert index.depth(3, chain(IDS, adapter="sql", cache_salt="tenant")) == 2
+    assert index.depth(3, chain(IDS, adapter="sql")) == 0
+
+
+def test_an_adapter_without_a_name_matches_nobody() -> None:
+    index, held = holdings()
+    held.apply(stored([1], IDS[:16], lora_id=4))
+
+    assert not index.held.get(3)
+    assert held.foreign == 1
+
+
+def test_blocks_from_an_image_on_match_no_prompt_of_ours() -> None:
+    index, held = holdings()
+    keys: list[list[Any] | None] = [None, [["picture", 0]], None]
+    held.apply(stored([1, 2, 3], IDS[:48], extra_keys=keys))
+    held.apply(stored([4], IDS[48:], parent_block_hash=3))
+
+    assert index.depth(3, chain(IDS)) == 1
+    assert held.foreign == 3
+    assert held.unknown == 0
+    held.apply(Removed([4, 3, 2]))
+    assert held.blocks == 1
+
+
+def test_groups_that_prove_no_prefix_are_passed_over() -> None:
+    index, held = holdings()
+    held.apply(stored([9], IDS[:16], group_idx=1, kv_cache_spec_kind="sliding_window"))
+    held.apply(stored([1, 2], IDS[:32], group_idx=0, kv_cache_spec_kind="full_attention"))
+    held.apply(Removed([2], group_idx=1))
+    assert index.depth(3, chain(IDS)) == 2
+
+    held.apply(Removed([2], group_idx=0))
+    assert index.depth(3, chain(IDS)) == 1
+
+
+@pytest.mark.parametrize("size", [1, 8, 32, 64, 24])
+def test_engine_blocks_of_another_size_give_the_same_chain(size: int) -> None:
+    index, held = holdings()
+    ids = random.Random(size).choices(range(1000), k=192)
+    cut = size * (96 // size)
+    names: list[int | bytes] = [f"h{end}".encode() for end in range(size, 193, size)]
+    held.apply(stored(names[: cut // size], ids[:cut], size))
+    assert index.depth(3, chain(ids)) == cut // 16
+
+    rest = stored(names[cut // size :], ids[cut : len(names) * size], size)
+    rest.parent_block_hash = names[cut // size - 1]
+    held.apply(rest)
+    assert index.depth(3, chain(ids)) == len(names) * size // 16
+    assert index.unlinked == 0
+
+    held.apply(Removed(names[1:]))
+    assert index.depth(3, chain(ids)) == size // 16
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        stored([1], IDS[:15]),
+        stored([1, 2], IDS[:16]),
+        stored([1], [2**32, *IDS[:15]]),
+        stored([1], [-1, *IDS[:15]]),
+        stored([1], IDS[:16], size=0),
+    ],
+)
+def test_an_event_that_contradicts_itself_is_counted_and_left_out(event: Stored) -> None:
+    index, held = holdings()
+    held.apply(event)
+
+    assert held.broken == len(event.block_hashes)
+    assert not index.held
+
+
+def test_an_engine_that_claims_too_much_is_not_kept() -> None:
+    index, held = holdings(max_blocks=2)
+    full = []
+    for event in (
+        stored([1, 2], IDS[:32]),
+        stored([3], IDS[32:48], parent_block_hash=2),
+        Removed([2]),
+        Cleared(),
+    ):
+        held.apply(event)
+        full.append(held.full)
+
+    assert full == [False, True, True, False]
+    assert not index.held
+
+
+def test_media_and_adapters_are_capped() -> None:
+    _, held = holdings()
+    for number in range(MAX_MEDIA + 5):
+        held.apply(stored([number], IDS[:16], medium=f"tier{number}"))
+    assert held.blocks == MAX_MEDIA
+
+    for number in range(MAX_ADAPTERS + 5):
+        held.apply(stored([1000 + number], IDS[:16], lora_name=f"a{number}"))
+    assert len(held.adapters) == MAX_ADAPTERS
+
+
+def test_what_was_cleared_is_freed_in_slices() -> None:
+    _, held = holdings()
+    held.apply(stored(list(range(64)), list(range(1024))))
+    before = held.bytes
+    held.clear()
+    assert held.blocks == 0
+    assert held.bytes == before == 64 * exact.ENGINE_BLOCK_BYTES
+
+    assert held.sweep(40)
+    assert held.bytes == 24 * exact.ENGINE_BLOCK_BYTES
+    assert not held.sweep(40)
+    assert held.bytes == 0
+
+
+def test_nothing_an_engine_can_say_raises() -> None:
+    rng = random.Random(5)
+    _, held = holdings(max_blocks=500)
+    engine = ToyEngine(rng, blocks=50)
+    for _ in range(300):
+        engine.run(rng.choices(range(5), k=rng.randrange(200)))
+        _, payload = engine.batch()
+        for event in Decoder().decode(payload).events:
+            damaged = msgspec.structs.asdict(event)
+            field = rng.choice([*damaged, "none"])
+            if field == "block_hashes":
+                damaged[field] = damaged[field][: rng.randrange(3)]
+            elif field == "token_ids":
+                damaged[field] = damaged[field][rng.randrange(3) :]
+            elif field in ("parent_block_hash", "extra_keys"):
+                damaged[field] = rng.choice([None, []] if field == "extra_keys" else [None, 5, b""])
+            kind = Stored if isinstance(event, Stored) else Removed
+            held.apply(kind(**damaged))
+    assert held.stored

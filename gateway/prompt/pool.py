@@ -69,6 +69,8 @@ class EncoderPool:
 
     def behind(self) -> bool:
         """Return whether a text would have to wait too long now."""
+        if self._jobs < self._threads:  # whatever the others encode, a thread is free
+            return False
         return self._jobs >= MAX_JOBS or self._owed_s > self._max_wait_s * self._threads
 
     async def encode(self, encoder: Encodes, texts: Sequence[str]) -> "list[array[int]]":
@@ -115,5 +117,5 @@ def _encode(work: _Work) -> "list[array[int]]":
 
 
 def _default_threads() -> int:
-    """Return one thread per core beside the loop's, four at most."""
-    return max(1, min(4, (os.cpu_count() or 1) - 1))
+    """Return one thread per core beside the loop's; two at least: one text may be very long."""
+    return max(2, min(4, (os.cpu_count() or 1) - 1))

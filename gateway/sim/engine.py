@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from math import sqrt
 from typing import NamedTuple
 
+from gateway.sim.journal import Journal
 from gateway.sim.kvcache import BlockPool
 from gateway.sim.profiles import Profile
 
@@ -28,7 +29,8 @@ class Job:
     """One sequence to generate.
 
     `hashes[i]` is the chained hash of full blocks 0..i of prompt and answer together; what it
-    leaves out is never shared. The engine writes every field from `submitted_at` on; times are
+    leaves out is never shared; `ids` are the packed tokens and `salt` the cache salt behind them, for
+    an engine that keeps a journal. The engine writes every field from `submitted_at` on; times are
     engine seconds, None until it happens. `cached_tokens` is the prefix hit at first scheduling.
     """
 
@@ -36,6 +38,8 @@ class Job:
     prompt_tokens: int
     output_tokens: int
     hashes: Sequence[int]
+    ids: bytes = b""
+    salt: str = ""
     submitted_at: float = 0.0
     started_at: float | None = None
     first_token_at: float | None = None
@@ -46,6 +50,7 @@ class Job:
     preemptions: int = 0
     computed: int = 0
     live: bool = False
+    decoding: bool = False
     held: list[int] = field(default_factory=list)
     private: int = 0
     published: int = 0
@@ -100,9 +105,12 @@ class _Stretch:
 class Engine:
     """The scheduler. Every call's `now` (or `until`) is at or after that of the call before."""
 
-    def __init__(self, profile: Profile, *, max_waiting: int = 10_000) -> None:
+    def __init__(
+        self, profile: Profile, *, max_waiting: int = 10_000, journal: Journal | None = None
+    ) -> None:
         self.profile = profile
-        self.pool = BlockPool(profile.blocks)
+        self.pool = BlockPool(profile.blocks, journal)
+        self._journal = journal
         self._waiting: deque[Job] = deque()
         self._running: list[Job] = []
         self._stretch: _Stretch | None = None
@@ -219,9 +227,10 @@ class Engine:
         """Book `steps` ended steps, the last one at `at`."""
         self.steps += steps
         decodes = [job for job in stretch.decodes if job.live]
+        ahead = int(stretch.done + steps < stretch.count)  # the next step is in progress already
         for job in decodes:  # all memory of these steps is taken before any of it is given back
             job.computed += steps
-            self._grow(job, job.computed)
+            self._grow(job, job.computed + ahead)
         for job in decodes:
             self._produce(job, steps, at)
         for job, chunk in stretch.chunks:
@@ -237,6 +246,7 @@ class Engine:
             self.prompt_tokens += job.prompt_tokens
             self.prompt_tokens_cached += job.cached_tokens
         job.produced += tokens
+        job.decoding = True
         job.last_token_at = at
         self.generation_tokens += tokens
         finished = job.produced >= job.output_tokens
@@ -253,16 +263,17 @@ class Engine:
         budget = self.profile.step_tokens - len(decodes)
         chunks: list[tuple[Job, int]] = []
         for job in self._running:
-            need = job.tokens - job.computed
-            if budget and not (need == 1 and job.produced):
-                budget -= self._schedule_chunk(job, min(need, budget), chunks)
+            if budget and not job.decoding:
+                chunk = min(job.tokens - job.computed, budget)
+                budget -= self._schedule_chunk(job, chunk, chunks)
         if not preempted:
             self._admit(budget, chunks, now)
         if not decodes and not chunks:
             self._stretch = None
             return
         first, growth = self._step_time(decodes, chunks)
-        count = 1 if chunks else self._stretch_length(decodes)
+        # after a preemption the next step may have room for what waits
+        count = 1 if chunks or preempted else self._stretch_length(decodes)
         self._stretch = _Stretch(now, decodes, chunks, first, growth, count)
 
     def _schedule_decodes(self) -> tuple[list[Job], bool]:
@@ -273,7 +284,7 @@ class Engine:
         decodes: list[Job] = []
         preempted = False
         for job in list(self._running):
-            if not job.produced or job.tokens - job.computed != 1:
+            if not job.decoding:
                 continue  # prefilling, or preempted a moment ago
             while not self._grow(job, job.computed + 1):
                 preempted = True
@@ -350,6 +361,8 @@ class Engine:
             if self.pool.publish(block):
                 job.held.append(block)
                 job.private -= 1
+                if self._journal is not None:
+                    self._journal.stored(job.hashes, job.published, job.ids, job.salt)
             job.published += 1
         return True
 
@@ -357,6 +370,7 @@ class Engine:
         self._running.remove(job)
         self._release(job)
         job.computed = 0
+        job.decoding = False
         job.preemptions += 1
         self.preemptions += 1
         self._waiting.appendleft(job)

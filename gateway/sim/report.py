@@ -60,16 +60,23 @@ def quantile(values: Sequence[float], q: float) -> float | None:
 
 
 def summarise(
-    records: Sequence[Record], seconds: float, head: Mapping[str, Any], *, split: bool = True
+    records: Sequence[Record],
+    seconds: float,
+    head: Mapping[str, Any],
+    *,
+    split: bool = True,
+    slos: Mapping[str, Slo] = SLOS,
 ) -> dict[str, Any]:
     """Return the figures of `records` over `seconds`; `head` are keys put before them.
+
+    `slos` has every class of the records.
 
     A request that the run cut off without a first token counts as missed, its wait as its TTFT, if
     that was beyond its target; any other cut one does not count: its outcome is unknown.
     """
-    judged = [r for r in records if r.result is not Result.CUT or _overdue(r)]
+    judged = [r for r in records if r.result is not Result.CUT or _overdue(r, slos[r.cls])]
     done = [r for r in judged if r.result is Result.OK]
-    within = sum(1 for r in judged if r.within(SLOS[r.cls]))
+    within = sum(1 for r in judged if r.within(slos[r.cls]))
     ttft = sorted(_ttft(r) for r in judged if r.result in (Result.OK, Result.CUT))
     tpot = sorted(r.tpot_s for r in done if r.tpot_s is not None)
     prompt = sum(r.prompt_tokens for r in done)
@@ -93,14 +100,16 @@ def summarise(
     if split:
         names = sorted({r.cls for r in records})
         report["classes"] = {
-            name: summarise([r for r in records if r.cls == name], seconds, head, split=False)
+            name: summarise(
+                [r for r in records if r.cls == name], seconds, head, split=False, slos=slos
+            )
             for name in names
         }
     return report
 
 
-def _overdue(record: Record) -> bool:
-    return record.ttft_s is None and record.waited_s > SLOS[record.cls].ttft_s
+def _overdue(record: Record, slo: Slo) -> bool:
+    return record.ttft_s is None and record.waited_s > slo.ttft_s
 
 
 def _ttft(record: Record) -> float:

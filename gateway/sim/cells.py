@@ -1,0 +1,98 @@
+"""One cell of a comparison: a workload, a load, a policy and a fleet in; the figures out.
+
+What `replay`, `tune` and the routing benchmark call. Pure: no files, no clock, no processes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.core.settings import CoreSettings, RoutingSpec
+from gateway.sim import report
+from gateway.sim.fleet_run import FleetRun, FleetSpec, core_settings
+from gateway.sim.traffic import Traffic, Workload
+
+# 100 % load is the highest rate at which this policy keeps this share of requests within SLO.
+YARDSTICK = "lmetric"
+WITHIN = 0.9
+# Bisection ends when the bounds are this close: rates 3 % apart differ by less than seeds do.
+_CLOSE = 1.03
+_FIRST_RATE = 4.0
+_MOST_DOUBLINGS = 14
+
+
+@dataclass(slots=True, frozen=True)
+class Setting:
+    """What is compared: a policy with its parameters, and what else of the core is changed."""
+
+    routing: RoutingSpec = field(default_factory=RoutingSpec)
+    adjust: Callable[[CoreSettings], CoreSettings] | None = None
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """Return what a table calls it."""
+        return self.label or self.routing.policy
+
+
+def run_cell(
+    workload: Workload,
+    setting: Setting | str = "cost",
+    fleet: FleetSpec | None = None,
+    *,
+    seed: int = 1,
+    load: float | None = None,
+) -> dict[str, Any]:
+    """Run one workload through one fleet; return the figures of the contract's section 8.
+
+    `load` is only reported: what share of the capacity the workload's rate is.
+    """
+    if isinstance(setting, str):
+        setting = Setting(RoutingSpec(policy=setting))
+    fleet = fleet or FleetSpec()
+    settings = core_settings(workload, fleet, setting.routing)
+    if setting.adjust is not None:
+        settings = setting.adjust(settings)
+    records = FleetRun(workload, fleet, settings, seed=seed).run()
+    counted = [record for record in records if record.sent_at >= workload.warm_s]
+    head = {
+        "trace": workload.name,
+        "policy": setting.name,
+        "load": load,
+        "rate": round(workload.rate, 4),
+        "replicas": fleet.replicas,
+    }
+    return report.summarise(counted, workload.seconds - workload.warm_s, head, slos=workload.slos)
+
+
+def capacity(traffic: Traffic, fleet: FleetSpec | None = None, *, seed: int = 1) -> float:
+    """Return the rate factor that counts as 100 % load on this fleet, by bisection.
+
+    Raises:
+        ValueError: the fleet is never overloaded, or always.
+    """
+
+    def keeps(rate: float) -> bool:
+        ratio = run_cell(traffic(rate, seed), YARDSTICK, fleet, seed=seed)["slo_ratio"]
+        return ratio is not None and ratio >= WITHIN
+
+    low, high = _bracket(keeps)
+    while high > low * _CLOSE:
+        middle = (low * high) ** 0.5
+        if keeps(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _bracket(keeps: Callable[[float], bool]) -> tuple[float, float]:
+    """Return a rate that is kept and twice as much that is not."""
+    rate = _FIRST_RATE
+    kept = keeps(rate)
+    for _ in range(_MOST_DOUBLINGS):
+        following = rate * 2 if kept else rate / 2
+        if keeps(following) is not kept:
+            return (rate, following) if kept else (following, rate)
+        rate = following
+    raise ValueError("no rate at which this fleet is just not overloaded was found")

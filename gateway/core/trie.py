@@ -28,6 +28,7 @@ from gateway.core.runs import (
     HOLDER_BYTES,
     NODE_BYTES,
     VISIT_BYTES,
+    Node,
     Share,
     Visit,
     common,
@@ -184,23 +185,49 @@ class RadixTrie(Paths):
         oldest = share.visits.newer
         return None if oldest is share.visits else oldest.at
 
-    def last_use(self, slot: int, hashes: "array[int]", depth: int) -> float | None:
+    def last_use(self, slot: int, hashes: "array[int]", depth: int) -> tuple[float, int] | None:
         """Return when `slot` last used the deepest of this chain's first `depth` blocks it holds.
 
-        None: it holds none of them.
+        With it, how many of the blocks above were last used then; None: it holds none of them.
         """
         lane = self._shares[slot].lane
-        used = None
-        at = 0
+        used: Visit | None = None
+        own = at = 0
         kids = self._root.kids
         while at < depth:
             child = kids.get(hashes[at])
             if child is None or lane not in child.stamps:
                 break
-            used = child.stamps[lane].at
-            at += len(child.run)
+            visit = child.stamps[lane]
+            if visit is not used:
+                used = visit
+                own = 0
+            length = len(child.run)
+            own += length if at + length <= depth else depth - at
+            at += length
             kids = child.kids
-        return used
+        return None if used is None else (used.at, own)
+
+    def used_between(self, slot: int, after: float, before: float, visits: int) -> int | None:
+        """Return how many of `slot`'s blocks were last used after one time and before another.
+
+        None: it would take a look at more than so many `visits`.
+        """
+        share = self._shares[slot]
+        lane = share.lane
+        visit = share.visits.older
+        blocks = 0
+        while visit.at > after:
+            if visits <= 0:
+                return None
+            visits -= 1
+            if visit.at < before:
+                node: Node | None = visit.leaf
+                while node is not None and node.stamps.get(lane) is visit:
+                    blocks += len(node.run)
+                    node = node.parent
+            visit = visit.older
+        return blocks
 
     # -- changes ----------------------------------------------------------------------------
 

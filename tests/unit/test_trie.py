@@ -229,11 +229,25 @@ def test_the_last_use_is_that_of_the_deepest_held_block() -> None:
     trie.insert(0, chain(1, 2, 3, 4), 1.0)
     trie.insert(0, chain(1, 2), 5.0)
     trie.insert(1, chain(1, 2, 3), 7.0)
-    assert trie.last_use(0, chain(1, 2, 3, 4, 9), 4) == 1.0
-    assert trie.last_use(0, chain(1, 2, 3, 4), 3) == 1.0
-    assert trie.last_use(0, chain(1, 2, 3, 4), 2) == 5.0
-    assert trie.last_use(1, chain(1, 2, 3, 4), 3) == 7.0
+    assert trie.last_use(0, chain(1, 2, 3, 4, 9), 4) == (1.0, 2)
+    assert trie.last_use(0, chain(1, 2, 3, 4), 3) == (1.0, 1)
+    assert trie.last_use(0, chain(1, 2, 3, 4), 2) == (5.0, 2)
+    assert trie.last_use(1, chain(1, 2, 3, 4), 3) == (7.0, 3)
     assert trie.last_use(0, chain(8, 9), 2) is None
+
+
+def test_blocks_used_between_two_times_are_counted_by_their_last_use() -> None:
+    trie = trie_of(0, 1)
+    trie.insert(0, chain(1, 2, 3), 1.0)
+    trie.insert(0, chain(7, 8), 2.0)
+    trie.insert(0, chain(1, 5, 6), 3.0)
+    trie.insert(1, chain(11, 12), 2.0)
+    trie.insert(0, chain(9), 4.0)
+    assert trie.used_between(0, 1.0, 9.0, 10) == 6
+    assert trie.used_between(0, 1.0, 4.0, 10) == 5
+    assert trie.used_between(0, 0.0, 3.0, 10) == 4
+    assert trie.used_between(0, 4.0, 9.0, 0) == 0
+    assert trie.used_between(0, 0.0, 9.0, 3) is None
 
 
 def test_what_was_last_used_by_a_time_is_forgotten_and_nothing_younger() -> None:

@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench bench-core soak lock reference e2e-vllm clean
+.PHONY: help demo test check format bench bench-core bench-index soak lock reference e2e-vllm clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -45,9 +45,12 @@ bench: $(STAMP) ## CPU time per request and per chunk beside nginx, haproxy and 
 soak: $(STAMP) ## ten minutes of mixed faults: flat memory, every outcome explained
 	$(BIN)/python -m loadtest.soak $(SOAK_ARGS)
 
-bench-core: $(STAMP) ## what the index and a decision cost on this machine, beside their budgets
-	$(BIN)/python -m loadtest.bench_index
+bench-core: $(STAMP) ## what a prompt's chain and a decision cost on this machine, beside their budgets
+	$(BIN)/python -m loadtest.bench_prompt
 	$(BIN)/python -m loadtest.bench_decide
+
+bench-index: $(STAMP) ## the prefix index at 1 and 10 million blocks: cost, memory, longest stall, beside their budgets
+	$(BIN)/python -m loadtest.bench_index $(BENCH_ARGS)
 
 lock: $(TOOLS)/bin/uv ## resolve pyproject.toml again into the hashed lock files
 	$(TOOLS)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \

@@ -5,7 +5,6 @@ The only module that knows every part. It decides nothing about a request.
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import random
@@ -20,6 +19,7 @@ from aiohttp import web
 
 import gateway
 from gateway import tasks
+from gateway.collector import Collector, keep_tidy
 from gateway.config.backends import Names, backends_of, expand_dns
 from gateway.config.build import core_settings
 from gateway.config.load import Loaded, load
@@ -101,6 +101,7 @@ class App:
         now = self._clock()
         self.dispatcher = Dispatcher(settings, self._rng, now)
         self.telemetry = Telemetry(self.dispatcher, clock=self._clock, version=gateway.__version__)
+        self._collector = Collector(self.telemetry.collector_pause)
         self._catalog = Catalog(time)
         self._upstreams = Upstreams()
         self._upstreams.replace(_upstream_specs(config))
@@ -132,10 +133,18 @@ class App:
         await self._watch.start()
         await self._watch.first_round(_FIRST_ROUND_S)
         await self._listen(config)
-        _calm_collector()
+        self._collector.start()
         self._tasks = [
             tasks.spawn(watch_lag(self.telemetry.loop_lag, self._clock), name="loop-lag"),
             tasks.spawn(self._housekeep(), name="housekeeping"),
+            tasks.spawn(
+                keep_tidy(
+                    self._collector,
+                    idle=lambda: not self.handler.live,
+                    sweep=self.dispatcher.sweep,
+                ),
+                name="collector",
+            ),
             tasks.spawn(self._follow_dns(), name="dns"),
         ]
         return self
@@ -252,6 +261,7 @@ class App:
         self._listener.abort_all()
         self._upstreams.abort()
         await self._runner.cleanup()
+        self._collector.close()
 
     # --- changing
 
@@ -328,17 +338,6 @@ class App:
                     self._apply(self.config, addresses)
                 except (ConfigErrors, ValueError):
                     _log.exception("the new addresses are not taken")
-
-
-def _calm_collector() -> None:
-    """Keep what start-up made out of every later collection, and collect less often.
-
-    Requests leave no cycles behind and the index none at all (tested), so the collector finds
-    next to nothing; with the defaults it walks a large index again and again for it.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
 
 
 def _upstream_specs(config: Config) -> list[UpstreamSpec]:

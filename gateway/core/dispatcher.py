@@ -175,6 +175,13 @@ class Dispatcher(Views):
         ticket.visit = None
         ticket.trail = ()
 
+    def sweep(self) -> bool:
+        """Give back a slice of what the index no longer needs; True = call again soon.
+
+        Takes a millisecond at the most. Call it off the request's path, a few times a second.
+        """
+        return self._fleet.trie.sweep()
+
     # -- what the backends report -----------------------------------------------------------
 
     def observe(self, backend: str, snapshot: Snapshot, now: float) -> None:

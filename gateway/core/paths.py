@@ -12,6 +12,8 @@ from gateway.core.runs import (
     NOBODY,
     NODE_BYTES,
     VISIT_BYTES,
+    WIDE,
+    Fan,
     Node,
     Share,
     Visit,
@@ -55,6 +57,8 @@ class Paths:
                 if not kids and node.mask == bit:  # a conversation's private end: grow in place
                     node.run.extend(hashes[at:])
                 else:
+                    if len(kids) == WIDE and not isinstance(kids, Fan):
+                        node.kids = kids = Fan(kids)
                     kids[hashes[at]] = node = Node(hashes[at:], bit, node, {lane: visit})
                     self.nodes += 1
                     self._holders += 1
@@ -154,7 +158,12 @@ class Paths:
             node = visit.leaf
             length = len(node.run)
             if length > count:
-                self._cut(share, node, length - count)
+                if node.mask == bit:
+                    share.blocks -= count
+                    self.total_blocks -= count
+                    del node.run[length - count :]
+                else:
+                    self._cut(share, node, length - count)
                 break
             count -= length
             parent = node.parent

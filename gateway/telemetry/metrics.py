@@ -44,9 +44,12 @@ class Telemetry:
     ) -> None:
         self.log = log
         self.lag = LagWindow(clock)
+        self.pauses = LagWindow(clock)
         self._counters = counters = Counters()
         self._attempts, self._admissions = counters.attempts, counters.admissions
-        self._page = Page(self._counters, self.lag, source, clock=clock, version=version)
+        self._page = Page(
+            self._counters, self.lag, self.pauses, source, clock=clock, version=version
+        )
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         GCCollector(registry=self._registry)
@@ -108,6 +111,10 @@ class Telemetry:
     def loop_lag(self, seconds: float) -> None:
         """Note how late the event loop ran a timer."""
         self.lag.note(seconds)
+
+    def collector_pause(self, seconds: float) -> None:
+        """Note how long a run of the cycle collector took."""
+        self.pauses.note(seconds)
 
     def render(self) -> bytes:
         """Return the Prometheus text page (format 0.0.4), the dispatcher's gauges read now."""

@@ -89,6 +89,7 @@ class Page:
         self,
         counters: Counters,
         lag: LagWindow,
+        pauses: LagWindow,
         source: Source,
         *,
         clock: Callable[[], float],
@@ -96,6 +97,7 @@ class Page:
     ) -> None:
         self._counters = counters
         self._lag = lag
+        self._pauses = pauses
         self._source = source
         self._clock = clock
         self._info = labels(("version", "python"), (version, platform.python_version()))
@@ -173,6 +175,11 @@ class Page:
             "gateway_loop_lag_seconds",
             "Worst delay of an event loop timer in the last 15 to 30 s.",
             self._lag.worst_s,
+        )
+        yield from _gauge(
+            "gateway_collector_pause_seconds",
+            "Longest run of Python's cycle collector in the last 15 to 30 s.",
+            self._pauses.worst_s,
         )
         yield from _head("gateway_build_info", "gauge", "What is running.")
         yield f"gateway_build_info{self._info} 1"

@@ -2,7 +2,7 @@
 
 from array import array
 
-from gateway.core.runs import Node
+from gateway.core.runs import Node, slots_of
 from gateway.core.trie import RadixTrie, Visit
 
 
@@ -47,9 +47,15 @@ class NaiveIndex:
             del held[block]
         return len(old)
 
-    def last_use(self, slot: int, chain: list[int]) -> float | None:
+    def last_use(self, slot: int, chain: list[int]) -> tuple[float, int] | None:
         depth = self.depth(slot, chain)
-        return self.times[self.held[slot][chain[depth - 1]]] if depth else None
+        if not depth:
+            return None
+        visits = [self.held[slot][block] for block in chain[:depth]]
+        return self.times[visits[-1]], visits.count(visits[-1])
+
+    def used_between(self, slot: int, after: float, before: float) -> int:
+        return sum(after < self.times[visit] < before for visit in self.held[slot].values())
 
     def _evict(self, slot: int) -> None:
         held = self.held[slot]
@@ -89,7 +95,8 @@ def compare(trie: RadixTrie, naive: NaiveIndex, chains: list[list[int]]) -> None
     for slot, held in naive.held.items():
         assert trie.blocks(slot) == len(held)
         assert trie.oldest_use(slot) == naive.oldest_use(slot)
-    assert trie.total_blocks == len(set().union(*naive.held.values()))
+    if not trie._dying:
+        assert trie.total_blocks == len(set().union(*naive.held.values()))
     for chain in chains:
         expected = {slot: naive.depth(slot, chain) for slot in naive.held}
         assert trie.depths(array("Q", chain)) == {s: d for s, d in expected.items() if d}
@@ -109,23 +116,27 @@ def ring(head: Visit) -> dict[Visit, None]:
 def check_structure(trie: RadixTrie) -> None:
     """Assert every invariant that the trie's own docstring states, and its counts."""
     nodes = blocks = holders = 0
-    sizes: dict[int, int] = dict.fromkeys(trie._shares, 0)
-    rings = {slot: ring(share.visits) for slot, share in trie._shares.items()}
+    shares = {share.lane: share for share in [*trie._shares.values(), *trie._dying]}
+    assert len(shares) == len(trie._shares) + len(trie._dying)
+    assert trie._lanes.live == sum(share.bit for share in trie._shares.values())
+    sizes: dict[int, int] = dict.fromkeys(shares, 0)
+    rings = {lane: ring(share.visits) for lane, share in shares.items()}
     stack: list[Node] = [trie._root]
     while stack:
         node = stack.pop()
         nodes += 1
+        assert len(node.kids) == len(list(node.kids.values()))
         for key, kid in node.kids.items():
             assert key == kid.run[0]
             assert kid.parent is node
             assert kid.mask
             assert kid.mask & ~node.mask == 0
-            assert set(kid.stamps) == {s for s in range(512) if kid.mask >> s & 1}
-            for slot, visit in kid.stamps.items():
-                sizes[slot] += len(kid.run)
-                assert visit in rings[slot]
+            assert set(kid.stamps) == set(slots_of(kid.mask))
+            for lane, visit in kid.stamps.items():
+                sizes[lane] += len(kid.run)
+                assert visit in rings[lane]
                 if node.parent is not None:
-                    assert node.stamps[slot].at >= visit.at
+                    assert node.stamps[lane].at >= visit.at
             same = node.parent is not None and len(node.kids) == 1
             assert not (same and kid.mask == node.mask and kid.stamps == node.stamps)
             blocks += len(kid.run)
@@ -133,13 +144,19 @@ def check_structure(trie: RadixTrie) -> None:
             stack.append(kid)
     assert (nodes, blocks, holders) == (trie.nodes, trie.total_blocks, trie._holders)
     visits = 0
-    for slot, share in trie._shares.items():
-        assert share.blocks == sizes[slot] <= share.capacity
-        visits += len(rings[slot])
-        assert [v.at for v in rings[slot]] == sorted(v.at for v in rings[slot])
-        for visit in rings[slot]:
-            assert visit.leaf.stamps[slot] is visit
-            assert all(kid.stamps.get(slot) is not visit for kid in visit.leaf.kids.values())
+    for lane, share in shares.items():
+        assert share.blocks == sizes[lane]
+        visits += len(rings[lane])
+        assert [v.at for v in rings[lane]] == sorted(v.at for v in rings[lane])
+        for visit in rings[lane]:
+            assert visit.leaf.stamps[lane] is visit
+            assert all(kid.stamps.get(lane) is not visit for kid in visit.leaf.kids.values())
     assert visits == trie._visits
     assert len(trie._ages) <= len(trie._shares)
+    assert all(share.blocks for share in trie._dying)
+
+
+def check_caps(trie: RadixTrie) -> None:
+    """Assert that no backend and not the whole is over its cap."""
+    assert all(share.blocks <= share.capacity for share in trie._shares.values())
     assert trie.bytes <= trie.max_bytes

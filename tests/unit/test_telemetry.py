@@ -41,6 +41,7 @@ CONTRACT = {
     "gateway_upstream_attempts_total": ("counter", {"backend", "result"}),
     "gateway_fallback_total": ("counter", {"reason"}),
     "gateway_loop_lag_seconds": ("gauge", set()),
+    "gateway_collector_pause_seconds": ("gauge", set()),
     "gateway_reloads_total": ("counter", {"result"}),
     "gateway_build_info": ("gauge", {"version", "python"}),
 }
@@ -336,6 +337,13 @@ def test_worst_lag_outlives_one_scrape_and_then_fades(telemetry: Telemetry, cloc
     assert sample(telemetry, "gateway_loop_lag_seconds") == 0.2
     clock.now += 16
     assert sample(telemetry, "gateway_loop_lag_seconds") == 0.0
+
+
+def test_the_longest_run_of_the_collector_is_a_sample(telemetry: Telemetry) -> None:
+    telemetry.collector_pause(0.002)
+    telemetry.collector_pause(0.004)
+    telemetry.collector_pause(0.001)
+    assert sample(telemetry, "gateway_collector_pause_seconds") == 0.004
 
 
 def test_lag_of_a_window_long_ago_is_forgotten(telemetry: Telemetry, clock: Clock) -> None:

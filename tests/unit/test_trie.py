@@ -7,7 +7,8 @@ from array import array
 
 import pytest
 
-from gateway.core.trie import RadixTrie
+from gateway.core.runs import WIDE, Fan
+from gateway.core.trie import SLICE, RadixTrie
 
 
 def chain(*blocks: int) -> "array[int]":
@@ -191,6 +192,8 @@ def test_evicted_prompts_leave_nothing_to_the_cycle_collector() -> None:
             if step % 7 == 0:
                 trie.trim(step % 3, chain(*blocks), 2, visit)
         trie.drop(0)
+        trie.set_capacity(1, 100)
+        trie.sweep()
         assert gc.collect() == 0
     finally:
         gc.enable()
@@ -261,3 +264,96 @@ def test_what_was_last_used_by_a_time_is_forgotten_and_nothing_younger() -> None
     assert trie.depths(chain(7, 8)) == {}
     assert trie.depths(chain(1, 5)) == {0: 2, 1: 1}
     assert trie.forget(0, 2.5) == 0
+
+
+def test_dropped_backend_is_forgotten_at_once_and_its_memory_in_slices() -> None:
+    trie = trie_of(0, 1, capacity=10**6)
+    prompts = [chain(number, 1, 2) for number in range(3 * SLICE)]
+    for step, prompt in enumerate(prompts):
+        trie.insert(0, prompt, float(step))
+        trie.insert(1, prompt, float(step))
+    trie.drop(0)
+    assert all(trie.depths(prompt) == {1: 3} for prompt in prompts)
+    assert (trie.blocks(0), trie.oldest_use(0)) == (0, None)
+    trie.insert(0, prompts[0], 1e6)
+    assert trie.depths(prompts[0]) == {0: 3, 1: 3}
+    assert trie.depths(prompts[1]) == {1: 3}
+    before = trie.bytes
+    sweeps = 1
+    while trie.sweep():
+        sweeps += 1
+    assert 2 <= sweeps <= 4
+    assert trie.bytes < before
+    assert trie.depths(prompts[0]) == {0: 3, 1: 3}
+
+
+def test_no_call_forgets_more_than_a_slice() -> None:
+    trie = trie_of(0, 1, capacity=10**6)
+    for number in range(4 * SLICE):
+        trie.insert(0, chain(number, 1, 2), float(number))
+        trie.insert(1, chain(number, 1, 2), float(number))
+    for call in (
+        lambda: trie.set_capacity(0, 0),
+        lambda: trie.forget(1, 1e9),
+        lambda: trie.drop(1),
+        lambda: trie.sweep(5),
+    ):
+        before = trie.total_blocks + trie._holders
+        call()
+        assert before - trie.total_blocks - trie._holders <= (1 + 3) * SLICE
+    assert trie.nodes > 2 * SLICE
+    while trie.sweep():
+        pass
+    assert (trie.nodes, trie.blocks(0), trie.blocks(1)) == (1, 0, 0)
+
+
+def test_slot_dropped_again_and_again_needs_no_more_bits_than_have_memory_left() -> None:
+    trie = trie_of(0, capacity=10**6)
+    for turn in range(10):
+        for number in range(SLICE + 5):
+            trie.insert(0, chain(number, turn), float(turn))
+        trie.drop(0)
+        while trie.sweep():
+            pass
+        trie.insert(0, chain(7, 8, 9), float(turn))
+        assert max(share.lane for share in trie._shares.values()) <= 256
+        assert trie.depths(chain(7, 8, 9)) == {0: 3}
+
+
+def test_lowered_byte_cap_is_met_in_slices() -> None:
+    trie = trie_of(0, capacity=10**6)
+    for number in range(4 * SLICE):
+        trie.insert(0, chain(number), float(number))
+    trie.max_bytes = 10_000
+    trie.insert(0, chain(1, 2), 1e6)
+    assert trie.bytes > 10_000
+    while trie.sweep():
+        pass
+    assert trie.bytes <= 10_000
+    assert trie.depths(chain(1, 2)) == {0: 2}
+
+
+def test_what_was_dropped_goes_before_what_is_still_believed() -> None:
+    trie = trie_of(0, 1, capacity=10**6)
+    trie.insert(0, chain(9, 9, 9), 0.0)
+    for number in range(10, 2 * SLICE):
+        trie.insert(1, chain(number), float(number))
+    trie.drop(1)
+    trie.max_bytes = RadixTrie().bytes + 2_000
+    while trie.sweep():
+        pass
+    assert trie.depths(chain(9, 9, 9)) == {0: 3}
+
+
+def test_children_beyond_a_dicts_easy_growth_are_found_and_taken_out_again() -> None:
+    trie = trie_of(0, capacity=WIDE + 100)
+    for number in range(WIDE + 300):
+        trie.insert(0, chain(number), float(number))
+    assert isinstance(trie._root.kids, Fan)
+    assert len(trie._root.kids) == WIDE + 100 == trie.blocks(0)
+    assert trie.depths(chain(WIDE + 299)) == {0: 1}
+    assert trie.depths(chain(5)) == {}
+    trie.drop(0)
+    while trie.sweep():
+        pass
+    assert (trie.nodes, len(trie._root.kids)) == (1, 0)

@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench bench-core bench-index soak lock reference e2e-vllm clean
+.PHONY: help demo test check format bench bench-core bench-index bench-tokens tokens-check soak lock reference e2e-vllm clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -51,6 +51,13 @@ bench-core: $(STAMP) ## what a prompt's chain and a decision cost on this machin
 
 bench-index: $(STAMP) ## the prefix index at 1 and 10 million blocks: cost, memory, longest stall, beside their budgets
 	$(BIN)/python -m loadtest.bench_index $(BENCH_ARGS)
+
+bench-tokens: $(STAMP) ## how fast each tokenizer library encodes here, and whether its ids are exact
+	$(BIN)/python -m loadtest.bench_tokens $(TOKENS_ARGS)
+
+tokens-check: $(STAMP) ## our token ids beside llama.cpp's, and vLLM's where `make e2e-vllm` installed it
+	$(BIN)/python -m loadtest.tokens_check --start llamacpp \
+		$(if $(wildcard $(VLLM)/ready),--start vllm --vllm-python $(CURDIR)/$(VLLM)/bin/python)
 
 lock: $(TOOLS)/bin/uv ## resolve pyproject.toml again into the hashed lock files
 	$(TOOLS)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \

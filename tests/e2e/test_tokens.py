@@ -1,11 +1,22 @@
 """A `tokenizer` in the configuration: counts must be the engine's own, token for token."""
 
+from array import array
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import orjson
 import pytest
 
+from loadtest.tokens_check import (
+    KINDS,
+    Case,
+    compare,
+    engine_ids,
+    load_cases,
+    make_model,
+    running,
+)
 from tests.e2e.conftest import Engine
 from tests.e2e.fleet import MODEL, Fleet, Gateway, TinyModel, eventually, start_gateway
 from tests.e2e.talk import ask, cached_tokens, opening
@@ -49,3 +60,30 @@ def test_a_second_turn_is_predicted_to_the_block(exact: Gateway) -> None:
     assert second.headers["x-gateway-backend"] == first.headers["x-gateway-backend"]
     assert predicted % BLOCK_TOKENS == 0
     assert 0 < predicted <= cached_tokens(second.json()["usage"]) + BLOCK_TOKENS
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_golden_conversations_have_the_engines_own_ids(
+    engine: Engine, kind: str, tmp_path: Path
+) -> None:
+    if engine.name == "sim":
+        pytest.skip("simulated replicas have a tokeniser of their own")
+    directory, gguf = make_model(kind, tmp_path)
+    model = directory if engine.name == "vllm" else gguf
+    with running(engine.name, engine.python, model, tmp_path) as url:
+        asked = [case for case in load_cases() if not case.engines or engine.name in case.engines]
+
+        assert len(asked) > 20
+        assert list(compare(engine.name, url, directory, asked)) == []
+        _must_notice(engine.name, url, directory, asked[1])
+
+
+def _must_notice(engine: str, url: str, tokenizer: Path, case: Case) -> None:
+    """The comparison itself must not be blind."""
+    other = replace(case, body={**case.body, "messages": case.body["messages"][:1]})
+    assert engine_ids(engine, url, other) != engine_ids(engine, url, case) != array("I")
+    media = {"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}
+    unrendered = replace(case, name="media", body={"messages": [media]})
+    found = list(compare(engine, url, tokenizer, [unrendered]))
+    assert found
+    assert all(line.startswith("media") for line in found)

@@ -4,7 +4,7 @@ What `replay`, `tune` and the routing benchmark call. Pure: no files, no clock, 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from gateway.core.settings import CoreSettings, RoutingSpec
@@ -25,14 +25,15 @@ _MOST_DOUBLINGS = 14
 class Setting:
     """What is compared: a policy with its parameters, and what else of the core is changed."""
 
-    routing: RoutingSpec = field(default_factory=RoutingSpec)
+    routing: RoutingSpec | str = "cost"
     adjust: Callable[[CoreSettings], CoreSettings] | None = None
     label: str = ""
 
     @property
     def name(self) -> str:
         """Return what a table calls it."""
-        return self.label or self.routing.policy
+        routing = self.routing
+        return self.label or (routing if isinstance(routing, str) else routing.policy)
 
 
 def run_cell(
@@ -48,7 +49,7 @@ def run_cell(
     `load` is only reported: what share of the capacity the workload's rate is.
     """
     if isinstance(setting, str):
-        setting = Setting(RoutingSpec(policy=setting))
+        setting = Setting(setting)
     fleet = fleet or FleetSpec()
     settings = core_settings(workload, fleet, setting.routing)
     if setting.adjust is not None:

@@ -1,11 +1,11 @@
 """What happens to simulated backends in the middle of a run (W7). Values only."""
 
 from dataclasses import dataclass
-from enum import Enum, unique
+from enum import StrEnum, unique
 
 
 @unique
-class Happening(Enum):
+class Happening(StrEnum):
     """The kinds of events."""
 
     DIES = "dies"

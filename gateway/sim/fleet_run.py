@@ -11,9 +11,11 @@ from dataclasses import dataclass, replace
 from math import inf
 from random import Random
 
+from gateway.config import build
+from gateway.config.schema import BackendConfig, Config, ModelConfig
 from gateway.core.classify import Features
 from gateway.core.dispatcher import Dispatcher
-from gateway.core.settings import BackendSpec, ClassSpec, CoreSettings, ModelSpec, RoutingSpec
+from gateway.core.settings import BackendSpec, ClassSpec, CoreSettings, RoutingSpec
 from gateway.core.types import Chain, Finish, Outcome, Query, Refusal, Snapshot, Ticket, Usage
 from gateway.sim.engine import EngineFull
 from gateway.sim.fast_batch import FastJob
@@ -47,19 +49,24 @@ class FleetSpec:
     faults: Sequence[Fault] = ()
 
 
-def core_settings(workload: Workload, fleet: FleetSpec, routing: RoutingSpec) -> CoreSettings:
-    """Return what a gateway in front of the fleet is configured with: the defaults, live and here."""
-    names = tuple(f"b{number}" for number in range(fleet.replicas))
-    return CoreSettings(
-        models=(ModelSpec(MODEL, names),),
-        backends=tuple(BackendSpec(name) for name in names),
-        classes=tuple(
-            ClassSpec(name, default=name == workload.default_class, slo=slo)
-            for name, slo in workload.slos.items()
-        ),
-        routing=routing,
-        stale_after_s=_STALE_POLLS * fleet.poll_s + fleet.age_s or _NEVER_STALE_S,
+def core_settings(workload: Workload, fleet: FleetSpec, routing: RoutingSpec | str) -> CoreSettings:
+    """Return what a gateway in front of the fleet runs with: its defaults, but for what is given.
+
+    `routing` is a policy's name, its parameters being the defaults, or all of it.
+    """
+    names = [f"b{number}" for number in range(fleet.replicas)]
+    backends = [BackendConfig(name=name, url=f"http://{name}:8000") for name in names]
+    config = Config(models=[ModelConfig(name=MODEL, backends=backends)])
+    live = build.core_settings(config, {})
+    if isinstance(routing, str):
+        routing = replace(live.routing, policy=routing)
+    known = {spec.name: spec for spec in live.classes}
+    classes = tuple(
+        replace(known.get(name) or ClassSpec(name), slo=slo, default=name == workload.default_class)
+        for name, slo in workload.slos.items()
     )
+    stale_s = _STALE_POLLS * fleet.poll_s + fleet.age_s or _NEVER_STALE_S
+    return replace(live, classes=classes, routing=routing, stale_after_s=stale_s)
 
 
 class Flight:

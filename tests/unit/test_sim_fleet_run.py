@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.core.settings import CoreSettings, RoutingSpec
+from gateway.core.settings import CoreSettings
 from gateway.core.types import Snapshot
 from gateway.sim.cells import Setting, run_cell
 from gateway.sim.faults_at import Fault, Happening
@@ -19,7 +19,7 @@ SMALL = 300
 
 
 def fleet_run(workload: Workload, fleet: FleetSpec, policy: str = "cost") -> FleetRun:
-    return FleetRun(workload, fleet, core_settings(workload, fleet, RoutingSpec(policy=policy)))
+    return FleetRun(workload, fleet, core_settings(workload, fleet, policy))
 
 
 def asked(workload: Workload) -> int:
@@ -88,7 +88,7 @@ def test_a_class_without_a_name_is_the_gateways_to_tell() -> None:
 
 def test_what_is_adjusted_is_what_runs() -> None:
     workload = synthetic("groups", requests=SMALL)(15.0, 1)
-    tiny = Setting(RoutingSpec(policy="cost"), lambda s: _with_index_of(s, 4096), label="forgetful")
+    tiny = Setting("cost", lambda s: _with_index_of(s, 4096), label="forgetful")
     figures = run_cell(workload, tiny)
     assert figures["policy"] == "forgetful"
     assert figures["hit_rate"] < run_cell(workload, "cost")["hit_rate"]

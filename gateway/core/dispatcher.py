@@ -6,9 +6,11 @@ request leave the books more than once.
 """
 
 from gateway.core import explain
+from gateway.core.belief import SLACK_TOKENS
 from gateway.core.bucket import clamp_retry_after
 from gateway.core.cost import MAX_CONGESTION
-from gateway.core.learn import learn_cache, learn_prefill, learn_tpot
+from gateway.core.counted import expect, spoil
+from gateway.core.learn import learn_prefill, learn_tpot
 from gateway.core.ledger import STALE, Account, LedgerError
 from gateway.core.policies import policy_named
 from gateway.core.pool import JITTER_S, Pool
@@ -122,6 +124,7 @@ class Dispatcher(Views):
         ticket.uncached_tokens = winner.uncached_tokens
         ticket.prefill_s = winner.prefill_s
         ticket.known_blocks = winner.depth
+        ticket.last_use = None
         ticket.dispatched_at = now
         ticket.reason = self._chooser.reason
         self._place(ticket, winner, pool, now)
@@ -229,8 +232,11 @@ class Dispatcher(Views):
             size, known = chain.tokens_per_block, row.tokens_per_block
             if not _LEAST_SAME * known < size < _MOST_SAME * known:
                 fleet.note_block_size(row, size)
+            if row.hit_tokens > SLACK_TOKENS:
+                ticket.last_use = fleet.trie.last_use(row.slot, hashes, row.depth)
             ticket.visit = fleet.trie.insert(row.slot, hashes, now)
             row.oldest_use = fleet.trie.oldest_use(row.slot, row.full_blocks)
+        expect(row, ticket, now)
         if not query.stream:
             self._silent.add(row, ticket, now)
 
@@ -244,6 +250,8 @@ class Dispatcher(Views):
     def _undo(self, row: Account, ticket: Ticket, now: float) -> None:
         """Take back what a released ticket that never ran made us believe."""
         row.forget_rate(ticket, now)
+        if ticket.query.prefills:
+            spoil(row, ticket)
         if ticket.visit is not None and not row.retired:
             hashes = ticket.query.chain.hashes
             self._fleet.trie.trim(row.slot, hashes, ticket.known_blocks, ticket.visit)
@@ -256,9 +264,8 @@ class Dispatcher(Views):
     def _learn(self, row: Account, ticket: Ticket, finish: Finish, now: float) -> None:
         query = ticket.query
         usage = finish.usage
-        cached = usage.cached_tokens
-        if cached is not None and learn_cache(row, ticket, cached, now) and not row.retired:
-            self._fleet.fit_index(row)
+        if not row.retired:
+            self._fleet.learn(row, ticket, usage.cached_tokens, finish.grown, now)
         pool = self._fleet.pools.get(query.model)
         if finish.outcome is not _OK or pool is None:
             return

@@ -4,15 +4,18 @@ Live requests survive every change: a removed backend keeps its books, out of si
 request ended, and only then is its slot free. Must never choose a backend or touch a bucket.
 """
 
+from array import array
 from random import Random
 
+from gateway.core.belief import claim_of, learn_cache
 from gateway.core.breaker import Breaker
+from gateway.core.counted import learn_counters
 from gateway.core.engine_model import EngineModel
 from gateway.core.ledger import Account
 from gateway.core.pool import Pool
 from gateway.core.settings import BackendSpec, CoreSettings
 from gateway.core.trie import MAX_SLOTS, RadixTrie
-from gateway.core.types import BackendId, Snapshot
+from gateway.core.types import BackendId, Snapshot, Ticket
 
 # Believed size of a block in tokens before the first prompt: 4 bytes per token.
 _BYTES_PER_TOKEN = 4.0
@@ -57,6 +60,7 @@ class Fleet:
         for spec in added:
             self._add(spec)
         self.by_name = {name: self._revive(spec) for name, spec in wanted.items()}
+        self._forget_replaced(settings)
         self._rebuild_pools(settings)
         self.epoch += 1
 
@@ -70,6 +74,8 @@ class Fleet:
             row.up = up
             if up:
                 row.breaker.reset()
+                if not _is_identified(row.snapshot):
+                    self.forget(row)
             self.epoch += 1
 
     def drain(self, backend: str, *, draining: bool) -> bool:
@@ -84,17 +90,43 @@ class Fleet:
     def observe(self, row: Account, snapshot: Snapshot) -> None:
         """Correct the books by what the engine reports: others' load, capacity, a restart."""
         if restarted(row.snapshot, snapshot):
-            self.trie.drop(row.slot)
-            row.oldest_use = None
-            row.trust = 1.0
+            self.forget(row)
         row.snapshot = snapshot
         row.kv_utilization = snapshot.kv_utilization
         capacity = snapshot.kv_capacity_tokens
         if capacity and capacity != row.engine.kv_tokens:
             row.engine.kv_tokens = capacity
             self.fit_index(row)
+        if learn_counters(row, self.trie, snapshot):
+            self.fit_index(row)
         self._add_others(row, snapshot)
         self.fresh_until = min(self.fresh_until, snapshot.at + self.settings.stale_after_s)
+
+    def learn(
+        self,
+        row: Account,
+        ticket: Ticket,
+        cached_tokens: int | None,
+        grown: "array[int] | None",
+        now: float,
+    ) -> None:
+        """Take in what an answer showed of the backend's cache, and that it holds the answer."""
+        trie = self.trie
+        if cached_tokens is not None:
+            row.belief.told_at = now
+            if learn_cache(row, trie, claim_of(ticket), cached_tokens, now):
+                self.fit_index(row)
+        if grown:
+            trie.insert(row.slot, grown, now)
+        row.oldest_use = trie.oldest_use(row.slot, row.full_blocks)
+
+    def forget(self, row: Account) -> None:
+        """Forget what the backend holds: it is another process, its cache is empty."""
+        self.trie.drop(row.slot)
+        row.oldest_use = None
+        row.trust = 1.0
+        row.belief.clear()
+        row.belief.counted = None
 
     def expire_snapshots(self, now: float) -> None:
         """Fall back to our own books where the last snapshot is too old to say anything."""
@@ -191,6 +223,18 @@ class Fleet:
             for alias in model.aliases:
                 self.names.setdefault(alias, model.name)
 
+    def _forget_replaced(self, settings: CoreSettings) -> None:
+        """Forget backends that serve none of the models they served: other processes by now.
+
+        One that serves nothing is down or has not said yet; adapters come and go beside a model.
+        """
+        for name, row in self.by_name.items():
+            serves = frozenset(model.name for model in settings.models if name in model.backends)
+            if serves:
+                if row.serves and row.serves.isdisjoint(serves):
+                    self.forget(row)
+                row.serves = serves
+
     def _add_others(self, row: Account, snapshot: Snapshot) -> None:
         """Others' load = what the engine has beyond the most we had there since the last scrape."""
         others = max(0, snapshot.running + snapshot.waiting - row.peak_in_flight)
@@ -207,6 +251,14 @@ class Fleet:
         waiting = min(others, snapshot.waiting)
         mean_context = row.other_context_tokens // others
         row.other_owed_s = waiting * row.engine.prefill_s(mean_context, mean_context)
+
+
+def _is_identified(snapshot: Snapshot | None) -> bool:
+    """Return whether the engine's reports would show that it is another process."""
+    if snapshot is None:
+        return False
+    known = (snapshot.start_time, snapshot.prompt_tokens, snapshot.prefix_queries)
+    return any(value is not None for value in known)
 
 
 def restarted(old: Snapshot | None, new: Snapshot) -> bool:

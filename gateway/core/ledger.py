@@ -9,6 +9,7 @@ expires by time. Must never read a clock, wait, or guess from metrics (snapshots
 from heapq import heappop, heappush
 from math import exp, inf
 
+from gateway.core.belief import Belief
 from gateway.core.breaker import Breaker
 from gateway.core.engine_model import EngineModel
 from gateway.core.types import BackendId, Chain, Snapshot, Ticket
@@ -41,8 +42,11 @@ class Account:
 
     __slots__ = (
         "alone",
+        "asked_tokens",
+        "belief",
         "bit",
         "breaker",
+        "claimed_tokens",
         "context_token_s",
         "context_tokens",
         "cost",
@@ -81,6 +85,7 @@ class Account:
         "retired",
         "sequence_s",
         "sequences",
+        "serves",
         "slot",
         "slots_over",
         "snapshot",
@@ -104,6 +109,7 @@ class Account:
         self.up = True
         self.draining = False
         self.retired = False
+        self.serves: frozenset[str] = frozenset()
         # what our own live requests hold
         self.live: dict[int, Ticket] = {}
         self.in_flight = 0
@@ -137,6 +143,8 @@ class Account:
         self.oldest_use: float | None = None
         self.trust = 1.0
         self.trust_at = 0.0
+        self.belief = Belief()
+        self.asked_tokens = self.claimed_tokens = 0  # all prompts ever sent, hits expected of them
         self.hit_tokens_predicted = 0
         self.hit_tokens_reported = 0
         # the decision in progress

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from operator import attrgetter
 from random import Random
 
+from gateway.core.belief import trust
 from gateway.core.cost import refresh
 from gateway.core.engine_model import calibrate
 from gateway.core.hot import HotPrefixes
-from gateway.core.learn import trust
 from gateway.core.ledger import STALE, Account
 from gateway.core.settings import ModelSpec
 from gateway.core.types import Chain

@@ -146,9 +146,10 @@ class Ticket(msgspec.Struct, gc=False):
     """An admitted request's place in the books, from `admit` until `finish`.
 
     The dispatcher owns and mutates it; callers read `backend` (the configured name) and the
-    predicted hit, and hand it back. `tried` are the slots whose attempts failed; `owes` = its
-    prefill is still on the backend's books; `visit` undoes the
-    prefix index's belief; `trail` is the decision's candidates until `remember` or the end. No
+    predicted hit, and hand it back. `last_use` is when the backend last used the last of the
+    `known_blocks`, and how many of them then, where they are worth learning from. `tried` are the
+    slots whose attempts failed; `owes` = its prefill is still on the backend's books; `visit` undoes
+    the prefix index's belief; `trail` is the decision's candidates until `remember` or the end. No
     cycle leads through a ticket, so the garbage collector need not look at it.
     """
 
@@ -165,6 +166,7 @@ class Ticket(msgspec.Struct, gc=False):
     reason: str = ""
     reserved_tokens: float = 0.0
     known_blocks: int = 0
+    last_use: tuple[float, int] | None = None
     first_token_at: float | None = None
     attempts: int = 1
     tried: tuple[BackendId, ...] = ()
@@ -198,7 +200,8 @@ class Finish(msgspec.Struct, frozen=True, gc=False):
     `prefilled` = the backend surely began the prefill (an answer head or a byte came), so the
     prompt's blocks may be believed resident. `chunks` approximates completion tokens when `usage`
     says nothing. `last_token_at` is the time of the last content chunk. `sent` False = the backend
-    it was on last surely got none of it.
+    it was on last surely got none of it. `grown` are the hashes of the prompt and the answer after
+    it, as far as the next turn will send them (`core/answer.py`); None = not known.
     """
 
     outcome: Outcome
@@ -207,6 +210,7 @@ class Finish(msgspec.Struct, frozen=True, gc=False):
     chunks: int = 0
     last_token_at: float | None = None
     sent: bool = True
+    grown: "array[int] | None" = None
 
 
 @dataclass(slots=True, frozen=True)

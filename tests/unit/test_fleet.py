@@ -1,3 +1,4 @@
+from array import array
 from dataclasses import replace
 from random import Random
 
@@ -181,3 +182,31 @@ def test_another_profile_replaces_the_engine_model() -> None:
     row = made.by_name["b0"]
     assert row.engine.step_s == 1.0
     assert made.trie.capacity(row.slot) == 100
+
+
+def test_a_backend_that_serves_other_models_now_is_another_process() -> None:
+    both = (ModelSpec("m", ("b0",)), ModelSpec("adapter", ("b0",)))
+    made = Fleet(replace(settings(1), models=both), Random(1))
+    trie = made.trie
+    trie.insert(0, array("Q", range(50)), 1.0)
+    made.apply(replace(settings(1), models=both[:1]))  # an adapter was unloaded
+    made.apply(replace(settings(1), models=()))  # it is down, or has not said
+    assert trie.blocks(0) == 50
+    made.apply(replace(settings(1), models=(ModelSpec("other", ("b0",)),)))
+    assert trie.blocks(0) == 0
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "kept"),
+    [(None, 0), (Snapshot(at=0.0), 0), (Snapshot(at=0.0, start_time=5.0), 50)],
+)
+def test_an_engine_that_was_down_and_cannot_show_a_restart_is_forgotten(
+    snapshot: Snapshot | None, kept: int
+) -> None:
+    made = Fleet(settings(1), Random(1))
+    row = made.by_name["b0"]
+    row.snapshot = snapshot
+    made.trie.insert(0, array("Q", range(50)), 1.0)
+    made.set_up(row, up=False)
+    made.set_up(row, up=True)
+    assert made.trie.blocks(0) == kept

@@ -1,5 +1,5 @@
-from gateway.core.learn import PRIOR_OUTPUT_TOKENS, OutputLengths, learn_cache, learn_tpot, trust
-from gateway.core.types import Finish, Outcome, Snapshot, Usage
+from gateway.core.learn import PRIOR_OUTPUT_TOKENS, OutputLengths, learn_tpot
+from gateway.core.types import Finish, Outcome, Usage
 from tests.core_kit import account, query, ticket_for
 
 
@@ -33,66 +33,6 @@ def test_removed_models_and_classes_are_forgotten() -> None:
         lengths.learn("m", "chat", 10)
     lengths.keep({"m"}, {"coding"})
     assert lengths.expected("m", "chat", None) == PRIOR_OUTPUT_TOKENS
-
-
-def test_correct_predictions_keep_the_trust_full() -> None:
-    row = account()
-    ticket = ticket_for(query(("p", 6400)), row, hit=6400)
-    ticket.known_blocks = 100
-    for turn in range(50):
-        learn_cache(row, ticket, 6384, float(turn))
-    assert trust(row, 50.0) == 1.0
-    assert row.index_share == 1.0
-    assert row.hit_tokens_predicted == 50 * 6400
-    assert row.hit_tokens_reported == 50 * 6384
-
-
-def test_a_cache_that_is_never_there_is_not_believed_after_twenty_reports() -> None:
-    row = account()
-    ticket = ticket_for(query(("p", 6400)), row, hit=6400)
-    ticket.known_blocks = 100
-    for turn in range(20):
-        learn_cache(row, ticket, 0, float(turn))
-    assert trust(row, 20.0) < 0.1
-
-
-def test_trust_comes_back_by_itself() -> None:
-    row = account()
-    row.trust, row.trust_at = 0.0, 100.0
-    assert trust(row, 100.0) == 0.0
-    assert 0.5 < trust(row, 160.0) < 0.9
-    assert trust(row, 400.0) == 1.0
-
-
-def test_a_small_hit_teaches_nothing() -> None:
-    row = account()
-    ticket = ticket_for(query(("p", 64)), row, hit=64)
-    ticket.known_blocks = 1
-    assert not learn_cache(row, ticket, 0, 1.0)
-    assert row.trust == 1.0
-
-
-def test_the_index_shrinks_less_where_the_engine_told_its_capacity() -> None:
-    shares = []
-    for snapshot in (Snapshot(at=0.0, kv_capacity_tokens=420_000), None):
-        row = account()
-        row.snapshot = snapshot
-        ticket = ticket_for(query(("p", 6400)), row, hit=6400)
-        ticket.known_blocks = 100
-        for turn in range(100):
-            learn_cache(row, ticket, 0, float(turn))
-        shares.append(row.index_share)
-    assert shares == [0.5, 1 / 64]
-
-
-def test_the_index_grows_back_when_predictions_hold() -> None:
-    row = account()
-    row.index_share = 0.3
-    ticket = ticket_for(query(("p", 6400)), row, hit=6400)
-    ticket.known_blocks = 100
-    for turn in range(100):
-        learn_cache(row, ticket, 6384, float(turn))
-    assert row.index_share == 1.0
 
 
 def test_tpot_is_learnt_from_streams_only() -> None:

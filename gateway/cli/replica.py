@@ -9,8 +9,10 @@ import time
 
 import uvloop
 
+from gateway.extras import MissingExtra
 from gateway.sim.http import listen
 from gateway.sim.profiles import PROFILES
+from gateway.sim.publish import Publisher
 from gateway.sim.replica import Replica
 
 HELP = "run one simulated vLLM server (wire format, metrics and prefix cache of vLLM 0.32)"
@@ -38,6 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=1,
         help="tokens per streamed chunk after the first, as vLLM's option of this name",
     )
+    parser.add_argument(
+        "--kv-events-port",
+        type=int,
+        default=0,
+        metavar="PORT",
+        help="publish KV events on this port and serve replays on the next, two ports a replica; "
+        "0 = off (needs the extra `events`)",
+    )
 
 
 def positive(text: str) -> float:
@@ -52,8 +62,8 @@ def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM."""
     try:
         uvloop.run(_serve(args))
-    except OSError as error:  # an address in use, or none of ours
-        print(f"radixgate replica: {error.strerror or error}", file=sys.stderr)
+    except (OSError, MissingExtra) as error:  # an address in use, or none of ours
+        print(f"radixgate replica: {getattr(error, 'strerror', None) or error}", file=sys.stderr)
         return 1
     return 0
 
@@ -72,6 +82,9 @@ async def _serve(args: argparse.Namespace) -> None:
 async def _start(args: argparse.Namespace, index: int, live: contextlib.AsyncExitStack) -> None:
     """Start one replica, say where, and leave its end to `live`."""
     seed = args.seed + index
+    publisher = _publisher(args, index)
+    if publisher is not None:
+        live.callback(publisher.close)
     replica = Replica(
         PROFILES[args.profile],
         model=args.model,
@@ -79,9 +92,18 @@ async def _start(args: argparse.Namespace, index: int, live: contextlib.AsyncExi
         time_scale=args.time_scale,
         seed=seed,
         stream_interval=args.stream_interval,
+        publisher=publisher,
     )
     asked = args.port and args.port + index
     runner, port = await listen(replica, host=args.host, port=asked, seed=seed)
     live.push_async_callback(runner.cleanup)
     live.callback(replica.close)
     print(f"replica {args.model} ({args.profile}) on http://{args.host}:{port}", flush=True)
+
+
+def _publisher(args: argparse.Namespace, index: int) -> Publisher | None:
+    """Return the publisher of replica `index`: two ports each, as vLLM's examples number them."""
+    if not args.kv_events_port:
+        return None
+    port = args.kv_events_port + 2 * index
+    return Publisher(f"tcp://{args.host}:{port}", f"tcp://{args.host}:{port + 1}")

@@ -63,7 +63,13 @@ class Feed:
         self._held_bytes = 0
         # work
         self._ready: deque[bytes] = deque()
+        self._ready_bytes = 0
         self._open: Iterator[Event] = iter(())
+
+    @property
+    def backlog_bytes(self) -> int:
+        """Bytes of batches that came and are not applied yet, those kept for a replay included."""
+        return self._ready_bytes + self._held_bytes
 
     # -- what the reader tells ----------------------------------------------------------------
 
@@ -146,7 +152,9 @@ class Feed:
             self._apply(event)
             return True
         if self._ready:
-            self._read(self._ready.popleft())
+            payload = self._ready.popleft()
+            self._ready_bytes -= len(payload)
+            self._read(payload)
             return True
         if not self._current and not self._filling:
             self._current = True
@@ -186,6 +194,7 @@ class Feed:
         self._last = payload
         self._unsure = False
         self._ready.append(payload)
+        self._ready_bytes += len(payload)
 
     def _hold(self, number: int, payload: bytes) -> None:
         self._held.append((number, payload))
@@ -217,6 +226,7 @@ class Feed:
 
     def _forget(self) -> None:
         self._ready.clear()
+        self._ready_bytes = 0
         self._open = iter(())
         self._complete = self._current = self._unsure = False
         self._calm_blocks = 0

@@ -109,8 +109,9 @@ def _choice(
         finish, shown = "stop", text[:at]
         length = (at + len(stop_reason) - 1) // tokens.TOKEN_BYTES + 1
         said = said[: length * tokens.TOKEN_BYTES]
-    hashes = tokens.chain(prompt + said, block_tokens, asked.salt)
-    job = Job(f"{answer_id}-{index}", tokens.count(prompt), length, hashes)
+    ids = prompt + said
+    hashes = tokens.chain(ids, block_tokens, asked.salt)
+    job = Job(f"{answer_id}-{index}", tokens.count(prompt), length, hashes, ids, asked.salt)
     return Choice(index, job, text[: length * tokens.TOKEN_BYTES], finish, stop_reason, 0, 0, shown)
 
 

@@ -162,7 +162,7 @@ class Face:
         return _json({"prompt": tokens.decode(tokens.pack(ids))})
 
     async def _reset(self, _: web.BaseRequest) -> web.Response:
-        self._replica.engine.reset_prefix_cache()
+        self._replica.reset_prefix_cache()
         return _json({"success": True})
 
     async def _count(self, request: web.BaseRequest) -> web.Response:

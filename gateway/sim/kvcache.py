@@ -8,6 +8,8 @@ its chained hash alone; memory without a reusable content is only counted. Never
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from gateway.sim.journal import Journal
+
 
 class BlockPool:
     """`total` blocks, each blank, idle (cached, unreferenced), shared (cached, held) or private.
@@ -15,10 +17,11 @@ class BlockPool:
     Private blocks hold an unfinished tail, or a second copy of a block somebody else published.
     """
 
-    __slots__ = ("_idle", "_refs", "blank", "private", "total")
+    __slots__ = ("_idle", "_journal", "_refs", "blank", "private", "total")
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, journal: Journal | None = None) -> None:
         self.total = total
+        self._journal = journal
         self.blank = total
         self.private = 0
         self._refs: dict[int, int] = {}
@@ -75,7 +78,10 @@ class BlockPool:
             return
         self.blank = 0
         for _ in range(evict):
-            del self._refs[self._idle.popitem(last=False)[0]]
+            block = self._idle.popitem(last=False)[0]
+            del self._refs[block]
+            if self._journal is not None:
+                self._journal.evicted(block)
 
     def publish(self, block: int) -> bool:
         """Make one private block of the caller shared under its hash; False = it exists already."""
@@ -100,6 +106,10 @@ class BlockPool:
         """Drop every cached block nobody holds (`/reset_prefix_cache`)."""
         for block in self._idle:
             del self._refs[block]
+            if self._journal is not None and self._refs:
+                self._journal.evicted(block)
+        if self._journal is not None and not self._refs:
+            self._journal.cleared()
         self.blank += len(self._idle)
         self._idle.clear()
 

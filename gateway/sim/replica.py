@@ -13,8 +13,10 @@ from gateway.sim import faults
 from gateway.sim.answer import Answer, Choice, compose
 from gateway.sim.asked import Asked, Limits
 from gateway.sim.engine import Engine, EngineFull, Progress
+from gateway.sim.journal import Journal
 from gateway.sim.metrics import Metrics
 from gateway.sim.profiles import Profile
+from gateway.sim.publish import Publisher
 from gateway.sim.sse import Encoder, encoder
 from gateway.sim.tokens import Voice
 
@@ -83,7 +85,10 @@ class Generation:
 
 
 class Replica:
-    """Engine time is loop time divided by `time_scale`: at 0.1 an engine second lasts 0.1 s."""
+    """Engine time is loop time divided by `time_scale`: at 0.1 an engine second lasts 0.1 s.
+
+    With a `publisher` (its owner closes it) the cache's events are published as they happen.
+    """
 
     def __init__(
         self,
@@ -94,10 +99,16 @@ class Replica:
         time_scale: float = 1.0,
         seed: int = 0,
         stream_interval: int = 1,
+        publisher: Publisher | None = None,
+        event_arrays: bool = False,
     ) -> None:
         self.profile = profile
         self.limits = Limits(model, profile.max_model_len)
-        self.engine = Engine(profile)
+        self._publisher = publisher
+        self._journal: Journal | None = None
+        if publisher is not None:
+            self._journal = Journal(profile.block_tokens, arrays=event_arrays)
+        self.engine = Engine(profile, journal=self._journal)
         self.metrics = Metrics(self.engine, model, started_at)
         self.requests = 0
         self._voice = Voice(seed)
@@ -149,13 +160,23 @@ class Replica:
                 self.metrics.finished["abort"] += 1
         self._arm()
 
+    def reset_prefix_cache(self) -> None:
+        """Forget every cached block that nothing running holds."""
+        self.engine.reset_prefix_cache()
+        self._tell()
+
     def close(self) -> None:
         """Stop waking up."""
         if self._wake_up is not None:
             self._wake_up.cancel()
             self._wake_up = None
 
+    def _tell(self) -> None:
+        if self._publisher is not None and self._journal is not None:
+            self._publisher.publish(self._journal.take())
+
     def _arm(self) -> None:
+        self._tell()
         self.close()
         at = self.engine.next_event_at(self._interval)
         if at is not None:

@@ -1,0 +1,24 @@
+"""Optional packages that are missing are told in one line."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import gateway
+from gateway.extras import MissingExtra, load_zmq
+
+
+def test_a_missing_package_is_told_with_the_extra_that_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "zmq", None)
+    with pytest.raises(MissingExtra, match=r"`kv_events` needs the extra `events`: pip install"):
+        load_zmq("`kv_events`")
+
+
+def test_nothing_but_the_feature_imports_zmq() -> None:
+    """Checked in the modules' text: tests have imported it already."""
+    root = Path(gateway.__file__).parent
+    importing = [path.name for path in root.rglob("*.py") if "import zmq" in path.read_text()]
+    assert importing == []

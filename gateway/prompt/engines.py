@@ -173,7 +173,7 @@ def _made(make: Candidate, reference: Reference) -> Encode:
 def _taken(
     name: str, encode: Encode, reference: Reference, file: Path, passed_over: list[str]
 ) -> Encoder:
-    rate = chars_per_s(encode, (PROSE, CODE) * 4)
+    rate = chars_per_s(encode, (PROSE, CODE))
     encoder = Encoder(name, encode, reference, rate)
     why = f" ({'; '.join(passed_over)})" if passed_over else ""
     refused = [reason for reason in passed_over if not reason.endswith(_MISSING)]

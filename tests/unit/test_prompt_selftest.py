@@ -102,6 +102,20 @@ def test_an_interrupt_is_not_taken_for_a_failure(expected: Expected) -> None:
         expected.difference(interrupted)
 
 
+def test_speed_is_never_that_of_a_text_seen_before() -> None:
+    seen: list[str] = []
+
+    def encode(text: str) -> "array[int]":
+        seen.append(text)
+        return array("I")
+
+    chars_per_s(encode, ["known words", "more of them"])
+
+    assert len(set(seen)) == len(seen) > 2
+    assert not {"known words", "more of them"} & set(seen)
+    assert {len(text) for text in seen} == {11, 12}
+
+
 def test_speed_is_positive_even_of_nothing() -> None:
     assert chars_per_s(lambda text: array("I", map(ord, text)), ["abc" * 100]) > 0
     assert chars_per_s(lambda _: array("I"), [""]) == 0

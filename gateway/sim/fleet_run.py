@@ -6,6 +6,7 @@ what a gateway would know: nothing of an engine's inside passes but by first tok
 snapshots. Never text, sockets or a clock.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -38,7 +39,8 @@ class FleetSpec:
     """The backends, and what the gateway gets to know of them.
 
     `poll_s` between snapshots (0: none at all), each `age_s` old when it arrives; `probe_s` is how
-    long a backend is dead or back before the gateway hears of it.
+    long a backend is dead or back before the gateway hears of it. `answers_known` = the gateway
+    can tell which blocks an answer adds to its prompt (what a trace says of answers is nothing).
     """
 
     replicas: int = 8
@@ -46,6 +48,7 @@ class FleetSpec:
     poll_s: float = 0.25
     age_s: float = 0.0
     probe_s: float = 1.0
+    answers_known: bool = True
     faults: Sequence[Fault] = ()
 
 
@@ -194,7 +197,9 @@ class FleetRun:
         ticket = flight.ticket
         assert ticket is not None
         usage = Usage(job.prompt_tokens, job.output_tokens, job.cached_tokens)
-        self.core.finish(ticket, Finish(Outcome.OK, True, usage, job.output_tokens, at), at)
+        grown = _grown(job) if self._fleet.answers_known else None
+        end = Finish(Outcome.OK, True, usage, job.output_tokens, at, True, grown)
+        self.core.finish(ticket, end, at)
         self._end(flight, ticket.query.cls, Result.OK, at)
 
     def _fail(self, flight: Flight, ticket: Ticket, outcome: Outcome, now: float) -> None:
@@ -327,6 +332,16 @@ class FleetRun:
         self.core.apply(self._settings, now)
         if self._fleet.poll_s:
             self._poll(now, name)
+
+
+def _grown(job: FastJob) -> "array[int] | None":
+    """Return the blocks of the prompt and the answer, if the answer's are known at all."""
+    known = min((job.tokens - 1) // BLOCK_TOKENS, len(job.hashes))  # the last token is not computed
+    if known <= blocks_in(job.prompt_tokens):
+        return None
+    hashes = job.hashes[:known]
+    assert isinstance(hashes, array)
+    return hashes
 
 
 def snapshot_of(replica: Replica, now: float) -> Snapshot:

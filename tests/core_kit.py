@@ -138,7 +138,8 @@ def ticket_for(wanted: Query, row: Account, ident: int = 1, *, hit: int = 0) -> 
 def demand(wanted: Query, now: float = 0.0) -> Demand:
     want = Demand()
     want.now = now
-    want.prompt_tokens = wanted.chain.tokens
+    want.chain = wanted.chain
+    want.prompt_tokens = wanted.chain.tokens or 1
     want.output_tokens = wanted.expected_output_tokens
     return want
 

@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 
 import msgspec
+from msgspec.structs import asdict
 
 from gateway.config.backends import Names, backend_names, backends_of, expand_dns
+from gateway.config.routing import RoutingConfig
 from gateway.config.schema import (
     BUILTIN_CLASSES,
     BucketConfig,
@@ -13,14 +15,21 @@ from gateway.config.schema import (
     MatchConfig,
 )
 from gateway.core.settings import (
+    AffinitySpec,
     BackendSpec,
     BucketSpec,
+    ChwblSpec,
     ClassSpec,
     CoreSettings,
+    CostSpec,
+    DynamoSpec,
     MatchRule,
     ModelSpec,
+    PrebleSpec,
     RoutingSpec,
     Slo,
+    SmgSpec,
+    WeightsSpec,
 )
 
 __all__ = ["backends_of", "core_settings", "effective_classes", "expand_dns"]
@@ -38,21 +47,30 @@ def core_settings(config: Config, served: Mapping[str, tuple[str, ...]]) -> Core
     is configured, as a name or an alias, keeps its configured backends. `dns` backends must have
     been expanded before (`expand_dns`), else they count as one backend each.
     """
-    routing = config.routing
     backends = backends_of(config)
     return CoreSettings(
         models=_models(config, served, {backend.name or "" for backend in backends}),
         backends=tuple(BackendSpec(backend.name or "") for backend in backends),
         classes=_classes(effective_classes(config)),
-        routing=RoutingSpec(
-            policy=routing.policy,
-            prefix_weight=routing.weights.prefix,
-            queue_weight=routing.weights.queue,
-            kv_weight=routing.weights.kv,
-        ),
+        routing=_routing(config.routing),
         index_bytes=config.index.max_mib * _MIB,
         stale_after_s=_STALE_INTERVALS * config.poll.interval_s,
         block_bytes=config.index.block_bytes,
+    )
+
+
+def _routing(config: RoutingConfig) -> RoutingSpec:
+    """Return the core's words for it; a section's keys are the fields of its spec."""
+    return RoutingSpec(
+        policy=config.policy,
+        shadow=config.shadow,
+        cost=CostSpec(**asdict(config.cost)),
+        weights=WeightsSpec(**asdict(config.weights)),
+        affinity=AffinitySpec(**asdict(config.affinity)),
+        smg=SmgSpec(**asdict(config.smg)),
+        dynamo=DynamoSpec(**asdict(config.dynamo)),
+        preble=PrebleSpec(**asdict(config.preble)),
+        chwbl=ChwblSpec(**asdict(config.chwbl)),
     )
 
 

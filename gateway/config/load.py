@@ -13,9 +13,10 @@ from pathlib import Path
 
 from gateway.config.backends import occurrences
 from gateway.config.crosscheck import cross_check
+from gateway.config.keys import NOT_YET
 from gateway.config.overlay import BUILTIN, lay_backends, lay_env, lay_overrides
 from gateway.config.problems import ConfigErrors, ConfigProblem, Report, Where
-from gateway.config.schema import NOT_YET, Config
+from gateway.config.schema import Config
 from gateway.config.tree import MAX_BYTES, Raw, parse_file
 from gateway.config.validate import Validator
 

@@ -5,44 +5,14 @@ documents are driven by the `Key` beside each field, so a key without one cannot
 here reads a file, an environment variable or a secret.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
+from gateway.config.keys import NOT_YET, Key
+from gateway.config.routing import RoutingConfig
+
 Engine = Literal["auto", "vllm", "sglang", "llamacpp"]
-Policy = Literal[
-    "cost",
-    "weights",
-    "affinity",
-    "lmetric",
-    "least_requests",
-    "power_of_two",
-    "round_robin",
-    "random",
-]
-
-
-NOT_YET = "Not in effect yet."
-"""Ends the help of a key that is checked and kept but that nothing acts on so far."""
-
-
-@dataclass(slots=True, frozen=True)
-class Key:
-    """What a key means. `form` names a text check of `forms.py`; `example` is for the reference."""
-
-    help: str
-    unit: str | None = None
-    ge: float | None = None
-    gt: float | None = None
-    le: float | None = None
-    form: str | None = None
-    example: Any = None
-
-    @property
-    def in_effect(self) -> bool:
-        """Whether setting it changes anything."""
-        return not self.help.endswith(NOT_YET)
 
 
 class _Section(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -121,21 +91,6 @@ class ModelConfig(_Section, frozen=True):
         ),
     ] = None
     backends: Annotated[list[BackendConfig], Key("The backends that serve it.")] = []
-
-
-class WeightsConfig(_Section, frozen=True):
-    """Weights of `policy: weights`; only their proportion counts."""
-
-    prefix: Annotated[float, Key("Share of the prompt already cached there.", ge=0)] = 3.0
-    queue: Annotated[float, Key("Shortness of the engine's queue.", ge=0)] = 5.0
-    kv: Annotated[float, Key("Free part of the KV cache.", ge=0)] = 2.0
-
-
-class RoutingConfig(_Section, frozen=True):
-    """How a backend is chosen."""
-
-    policy: Annotated[Policy, Key("Routing policy; cost = cheapest in predicted seconds.")] = "cost"
-    weights: Annotated[WeightsConfig, Key("Used by policy: weights only.")] = WeightsConfig()
 
 
 class MatchConfig(_Section, frozen=True):

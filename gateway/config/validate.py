@@ -12,9 +12,10 @@ from typing import Any, Literal
 import msgspec
 
 from gateway.config.forms import FORMS, entry_path
+from gateway.config.keys import Key
 from gateway.config.meta import KeyInfo, describe, is_section, item_of, keys_of
 from gateway.config.problems import Report, Where
-from gateway.config.schema import Config, Key
+from gateway.config.schema import Config
 from gateway.config.tree import Raw
 
 _MISSING = object()

@@ -4,29 +4,25 @@ The last decision's candidates stay readable (`rows`, `reason`, `used`) until th
 anything in the books or the index: whoever asked does, or does not.
 """
 
-from array import array
 from collections.abc import Sequence
 from random import Random
 
-from gateway.core import explain
-from gateway.core.cost import Demand
+from gateway.core import cost, explain
+from gateway.core.cost import NOTHING, Demand, Held
 from gateway.core.fleet import Fleet
 from gateway.core.hot import deserves_home
 from gateway.core.ledger import Account
-from gateway.core.policies import POLICIES, Policy, pick
+from gateway.core.policies import POLICIES, Policy
 from gateway.core.pool import SHORTLIST_ABOVE, Pool, fill
 from gateway.core.settings import Slo
-from gateway.core.types import BackendId, Chain, Query
-
-# What a request that runs no prefill asks of a backend's cache.
-_NOTHING = Chain(array("Q"), 1.0, 0)
+from gateway.core.types import BackendId, Query
 
 
 class Chooser:
     """Runs the policy in force over a pool's candidates."""
 
     def __init__(self, fleet: Fleet, policy: Policy, rng: Random) -> None:
-        self.rows: list[Account] = []
+        self.rows: Sequence[Account] = []
         self.reason = explain.NOBODY
         self.known: int | None = None  # last block of the longest prefix any backend holds
         self._fleet = fleet
@@ -35,10 +31,9 @@ class Chooser:
         self.configure(policy)
 
     def configure(self, policy: Policy) -> None:
-        """Use `policy`, and the weights in the fleet's settings."""
+        """Use `policy`, with the parameters in the fleet's settings."""
         self.policy = self.used = policy
-        routing = self._fleet.settings.routing
-        self._demand.weights = (routing.prefix_weight, routing.queue_weight, routing.kv_weight)
+        self._demand.routing = self._fleet.settings.routing
 
     def choose(
         self, pool: Pool, query: Query, slo: Slo, now: float, tried: Sequence[BackendId] = ()
@@ -50,54 +45,82 @@ class Chooser:
         policy = self.used = self.policy
         chain = query.chain
         held = fleet.trie.lookup(chain.hashes)
-        fresh = pool.epoch == fleet.epoch and now < pool.until
-        rows = pool.candidates if fresh else pool.eligible(now, fleet.epoch)
-        if tried:
-            rows = [row for row in rows if row.slot not in tried]
-        elif len(rows) > SHORTLIST_ABOVE and policy.shortlist:
-            rows = pool.shortlist(held, fleet.by_slot, now)
-        self.rows = rows
-        self.known = None
-        if not rows:
-            self.reason = explain.NOBODY
-            return None
-        fill(rows, held, chain, now)
-        invest = False
-        if held:
-            depth, mask = held[-1]
-            self.known = known = chain.hashes[depth - 1]
-            if policy.invest and deserves_home(pool.hot, rows, known, mask, len(pool.rows)):
-                # price all as if they held the known prefix
-                invest = True
-                fill(rows, [(depth, -1)], chain, now)
         demand = self._demand
         demand.now = now
+        demand.chain = chain
         demand.prompt_tokens = chain.tokens or 1
         demand.output_tokens = query.expected_output_tokens
         demand.tpot_slo_s = slo.tpot_s
         demand.hit_share = pool.hit_tokens / (pool.prompt_tokens or 1.0)
         demand.cursor = pool.cursor
-        policy.score(rows, demand, self._rng)
-        winner = pick(rows, policy.near, self._rng)
-        if invest:
-            fill(rows, held, chain, now)
-            home = winner.depth == held[-1][0]
-            self.reason = explain.HOME if home else explain.INVEST
-        elif held and len(rows) > 1 and winner.depth == held[-1][0]:
+        fresh = pool.epoch == fleet.epoch and now < pool.until
+        rows: Sequence[Account] = pool.candidates if fresh else pool.eligible(now, fleet.epoch)
+        if tried:
+            rows = [row for row in rows if row.slot not in tried]
+        elif len(rows) > SHORTLIST_ABOVE:
+            rows = self._fewer(rows, pool, held)
+        self.rows = rows
+        self.known = None
+        if not rows:
+            self.reason = explain.NOBODY
+            return None
+        if policy.ring:
+            demand.ring = pool.ring(demand.routing.chwbl.virtual_nodes)
+        if not held:
+            winner = policy.choose(rows, held, demand, self._rng)
+            self.reason = explain.NO_HIT if len(rows) > 1 else explain.ONLY
+            return winner
+        depth, mask = held[-1]
+        self.known = known = chain.hashes[depth - 1]
+        if policy.invest and deserves_home(
+            pool.hot, rows, known, mask, len(pool.rows), busier=demand.routing.cost.hot_ratio
+        ):
+            # price all as if they held the known prefix
+            winner = policy.choose(rows, [(depth, -1)], demand, self._rng)
+            fill(rows, held, demand)
+            self.reason = explain.HOME if winner.depth == depth else explain.INVEST
+            return winner
+        winner = policy.choose(rows, held, demand, self._rng)
+        if winner.depth == depth and len(rows) > 1:
             self.reason = explain.HOME
         else:
             self.reason = explain.reason_for(rows, winner)
         return winner
 
+    def _fewer(self, rows: Sequence[Account], pool: Pool, held: Held) -> Sequence[Account]:
+        """Return the candidates of a big pool that need a look."""
+        policy, demand = self.policy, self._demand
+        if policy.shortlist:
+            return pool.shortlist(held, self._fleet.by_slot, demand.now)
+        if policy.narrow is not None:
+            return policy.narrow(rows, held, demand, self._rng)
+        return rows
+
+    def price(
+        self, rows: Sequence[Account], pool: Pool, query: Query, slo: Slo, now: float
+    ) -> None:
+        """Write to `rows`, candidates or not, what `query` would cost in seconds on each."""
+        demand = self._demand
+        demand.now = now
+        demand.chain = chain = query.chain
+        demand.prompt_tokens = chain.tokens or 1
+        demand.output_tokens = query.expected_output_tokens
+        demand.tpot_slo_s = slo.tpot_s
+        demand.hit_share = pool.hit_share
+        fill(rows, self._fleet.trie.lookup(chain.hashes), demand)
+        cost.score(rows, demand, self._rng)
+
     def measure(self, rows: Sequence[Account], query: Query, now: float) -> None:
         """Write to `rows`, candidates or not, what of `query` each holds and would prefill."""
-        if query.prefills:
-            fill(rows, self._fleet.trie.lookup(query.chain.hashes), query.chain, now)
-            return
-        fill(rows, (), _NOTHING, now)
-        for row in rows:
-            row.uncached_tokens = 0
-            row.prefill_s = 0.0
+        demand = self._demand
+        demand.now = now
+        demand.chain = query.chain if query.prefills else NOTHING
+        demand.prompt_tokens = demand.chain.tokens or 1
+        fill(rows, self._fleet.trie.lookup(demand.chain.hashes), demand)
+        if not query.prefills:
+            for row in rows:
+                row.uncached_tokens = 0
+                row.prefill_s = 0.0
 
     def _choose_idlest(
         self, pool: Pool, query: Query, now: float, tried: Sequence[BackendId]
@@ -106,11 +129,14 @@ class Chooser:
         eligible = pool.eligible(now, self._fleet.epoch)
         self.rows = rows = [row for row in eligible if row.slot not in tried]
         self.known = None
-        self.used = policy = POLICIES["least_requests"]
+        self.used = POLICIES["least_requests"]
         if not rows:
             self.reason = explain.NOBODY
             return None
-        self.measure(rows, query, now)
-        policy.score(rows, self._demand, self._rng)
+        self._demand.now = now
+        self._demand.chain = NOTHING
+        self._demand.prompt_tokens = 1
         self.reason = explain.NO_PREFILL if len(rows) > 1 else explain.ONLY
-        return pick(rows, policy.near, self._rng)
+        winner = self.used.choose(rows, (), self._demand, self._rng)
+        self.measure(rows, query, now)
+        return winner

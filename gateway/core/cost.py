@@ -5,11 +5,15 @@ lengthens, the cache it displaces, the streams it stalls. Must never allocate pe
 than its terms, draw randomness or change anything but the candidates' scratch fields.
 """
 
+from array import array
 from collections.abc import Sequence
 from math import exp, inf
 from random import Random
 
-from gateway.core.ledger import RATE_WINDOW_S, Account
+from gateway.core.ledger import Account
+from gateway.core.ring import Ring
+from gateway.core.settings import RoutingSpec
+from gateway.core.types import Chain
 
 TERMS = (
     "queue_s",
@@ -22,47 +26,45 @@ TERMS = (
     "kv_guard_s",
     "slot_guard_s",
 )
-
-# Constants of the formula that won in simulation (results.md); the ablation there says which matter.
-MAX_CONGESTION = 0.85
-EVICTION_WEIGHT = 10.0
-EVICTION_AGE_S = 60.0
-STALL_WEIGHT = 0.1
-DECODE_WEIGHT = 0.05
-TPOT_SHARE = 0.7
-TPOT_WEIGHT = 0.1
-KV_FULL = 0.95
-SLOTS_FULL = 0.9
 # Congestion is what it was at the last mark of this grid: it falls by 0.2 % in between. A grid, so
 # that a price depends on when it is asked for and never on who asked before; binary, so exact.
 CONGESTION_GRAIN_S = 1 / 64
+
+Held = Sequence[tuple[int, int]]
+"""The prefix index's answer: (blocks, mask of the backends that hold so many), shortest first."""
+
+NOTHING = Chain(array("Q"), 1.0, 0)
 
 
 class Demand:
     """The request being decided, and the pool's state: reused, filled anew for each decision.
 
-    `hit_share` is H: hit tokens / prompt tokens of late. `cursor` is round robin's position.
-    `weights` are (prefix, queue, kv).
+    `hit_share` is H: hit tokens / prompt tokens of late. `cursor` is round robin's position, `ring`
+    the pool's, for policies that ask for one. `prompt_tokens` are the chain's, or 1 if it has none.
     """
 
     __slots__ = (
+        "chain",
         "cursor",
         "hit_share",
         "now",
         "output_tokens",
         "prompt_tokens",
+        "ring",
+        "routing",
         "tpot_slo_s",
-        "weights",
     )
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.chain = NOTHING
         self.prompt_tokens = 1
         self.output_tokens = 0
         self.tpot_slo_s = 0.1
         self.hit_share = 0.0
         self.cursor = 0
-        self.weights = (3.0, 2.0, 2.0)
+        self.ring: Ring | None = None
+        self.routing = RoutingSpec()
 
 
 def score(rows: Sequence[Account], demand: Demand, _rng: Random) -> None:
@@ -70,10 +72,13 @@ def score(rows: Sequence[Account], demand: Demand, _rng: Random) -> None:
 
     What does not depend on the request is in the rows already, see `refresh`.
     """
+    constants = demand.routing.cost
+    now = demand.now
     prompt = float(demand.prompt_tokens)  # the interpreter is slow where ints meet floats
     output = float(demand.output_tokens)
-    limit = TPOT_SHARE * demand.tpot_slo_s
-    decode_weight = DECODE_WEIGHT * output
+    limit = constants.tpot_share * demand.tpot_slo_s
+    decode_weight = constants.decode_weight * output
+    displaced = constants.eviction_weight * demand.hit_share * demand.hit_share
     for row in rows:
         prefill = row.prefill_s
         step = row.step_s
@@ -87,12 +92,11 @@ def score(rows: Sequence[Account], demand: Demand, _rng: Random) -> None:
         price = queue + prefill + congestion + stall + decode
         eviction = tpot = kv = slots = 0.0
         if row.oldest_use is not None:
-            displaced = EVICTION_WEIGHT * demand.hit_share * demand.hit_share
-            age = demand.now - row.oldest_use
-            eviction = prefill * displaced * exp(-age / EVICTION_AGE_S)
+            age = now - row.oldest_use
+            eviction = prefill * displaced * exp(-age / constants.eviction_age_s)
             price += eviction
         if loaded > limit:
-            tpot = TPOT_WEIGHT * output * (loaded - limit)
+            tpot = constants.tpot_weight * output * (loaded - limit)
             price += tpot
         excess = row.uncached_tokens + output - row.kv_room
         if excess > 0.0:
@@ -115,12 +119,14 @@ def refresh(row: Account, now: float) -> None:
     orders the backends of a big pool, so that only the best of it need a full price.
     """
     engine = row.engine
+    constants = row.constants
     rho = 0.0
     row.fresh_until = inf
     if row.rate:
         mark = now // CONGESTION_GRAIN_S * CONGESTION_GRAIN_S
-        rho = row.rate * exp((row.rate_at - mark) / RATE_WINDOW_S)
-        rho = MAX_CONGESTION if rho > MAX_CONGESTION else rho  # noqa: FURB136 - twice as fast
+        rho = row.rate * exp((row.rate_at - mark) / constants.congestion_window_s)
+        highest = constants.max_congestion
+        rho = highest if rho > highest else rho  # noqa: FURB136 - twice as fast
         row.fresh_until = mark + CONGESTION_GRAIN_S
     stretch = 1.0 / (1.0 - rho)
     sequences = float(row.in_flight + row.other_in_flight)
@@ -129,11 +135,11 @@ def refresh(row: Account, now: float) -> None:
     step = engine.step_s + engine.sequence_s * sequences + engine.context_token_s * context
     row.sequences = sequences
     row.queue_s = queue = row.owed_ns * 1e-9 + row.other_owed_s
-    row.crowding = rho * stretch
-    row.stalled = STALL_WEIGHT * sequences
+    row.crowding = constants.congestion_weight * rho * stretch
+    row.stalled = constants.stall_weight * sequences
     row.step_s = step * stretch
     row.sequence_s = engine.sequence_s * stretch
     row.context_token_s = engine.context_token_s * stretch
-    row.kv_room = KV_FULL * engine.kv_tokens - row.kv_tokens - others
-    row.slots_over = sequences + 1.0 - SLOTS_FULL * engine.max_sequences
+    row.kv_room = constants.kv_full_ratio * engine.kv_tokens - row.kv_tokens - others
+    row.slots_over = sequences + 1.0 - constants.slots_full_ratio * engine.max_sequences
     row.load = queue + 1e-3 * engine.slow * sequences + row.jitter

@@ -8,7 +8,6 @@ request leave the books more than once.
 from gateway.core import explain
 from gateway.core.belief import SLACK_TOKENS
 from gateway.core.bucket import clamp_retry_after
-from gateway.core.cost import MAX_CONGESTION
 from gateway.core.counted import expect, spoil
 from gateway.core.learn import learn_prefill, learn_tpot
 from gateway.core.ledger import STALE, Account, LedgerError
@@ -42,12 +41,16 @@ class Dispatcher(Views):
 
     def apply(self, settings: CoreSettings, now: float) -> None:
         """Take new settings whole, or raise ValueError and keep the old. Live tickets survive."""
-        policy = policy_named(settings.routing.policy)
+        routing = settings.routing
+        policy = policy_named(routing.policy)
+        if routing.shadow is not None:
+            policy_named(routing.shadow)
         if not settings.classes:
             raise ValueError("at least one class is needed")
         self._fleet.apply(settings)
         self._refresh_all()
         self._chooser.configure(policy)
+        self._cast_shadow(settings)
         self._classes.apply(settings.classes, now)
         self._outputs.keep(set(self._fleet.pools), {spec.name for spec in settings.classes})
 
@@ -62,7 +65,7 @@ class Dispatcher(Views):
         if now >= self._fleet.fresh_until or now >= self._silent.next_due:
             self._catch_up(now)
         chooser = self._chooser
-        winner = chooser.choose(pool, query, books.spec.slo, now)
+        winner = self._choose(pool, query, books.spec.slo, now)
         if winner is None:
             books.rejected += 1
             return Refusal(RefusalKind.NO_BACKEND, NO_BACKEND_RETRY_S, query.model)
@@ -113,7 +116,7 @@ class Dispatcher(Views):
         if pool is None:
             return False
         slo = self._classes.named(ticket.query.cls).spec.slo
-        winner = self._chooser.choose(pool, ticket.query, slo, now, ticket.tried)
+        winner = self._choose(pool, ticket.query, slo, now, ticket.tried)
         if winner is None:
             return False
         ticket.attempts += 1
@@ -273,7 +276,7 @@ class Dispatcher(Views):
         if tokens:
             self._outputs.learn(query.model, query.cls, tokens)
         if query.stream:
-            rho = min(MAX_CONGESTION, row.congestion(now))
+            rho = min(row.constants.max_congestion, row.congestion(now))
             learn_tpot(row, ticket, finish, 1.0 / (1.0 - rho))
         pool.since_calibration += 1
         if pool.since_calibration >= _CALIBRATE_EVERY:

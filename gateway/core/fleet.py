@@ -60,6 +60,8 @@ class Fleet:
         for spec in added:
             self._add(spec)
         self.by_name = {name: self._revive(spec) for name, spec in wanted.items()}
+        for row in self.by_slot.values():
+            row.constants = settings.routing.cost
         self._forget_replaced(settings)
         self._rebuild_pools(settings)
         self.epoch += 1

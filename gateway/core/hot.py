@@ -15,8 +15,6 @@ from gateway.core.ledger import Account
 _HALVE_AT = 1024
 # Requests of other prefixes assumed before any were seen: a few requests prove nothing.
 _PRIOR = 4.0
-# Homes are busy when the least busy has this much more in flight than the pool's mean, and one more.
-_BUSIER = 1.2
 
 
 class HotPrefixes:
@@ -48,17 +46,24 @@ class HotPrefixes:
 
 
 def deserves_home(
-    hot: HotPrefixes, rows: Sequence[Account], key: int, mask: int, backends: int
+    hot: HotPrefixes,
+    rows: Sequence[Account],
+    key: int,
+    mask: int,
+    backends: int,
+    *,
+    busier: float,
 ) -> bool:
     """Return whether the prefix `key`, held by the backends in `mask`, should get one more home.
 
-    `backends` is the size of the pool, `rows` the candidates.
+    `backends` is the size of the pool, `rows` the candidates. Homes are busy when the least busy
+    has `busier` times as much in flight as the candidates on average, and one more.
     """
     seen = hot.counts.get(key)
     if seen is None or backends * seen <= mask.bit_count() * (hot.total + _PRIOR):
         return False  # nearly always: its homes are all it deserves
-    homes = [row.sequences for row in rows if row.bit & mask]
+    homes = [row.in_flight + row.other_in_flight for row in rows if row.bit & mask]
     if not homes or len(homes) == len(rows):
         return False
-    mean = sum([row.sequences for row in rows]) / len(rows)
-    return min(homes) > _BUSIER * mean + 1.0
+    mean = sum([row.in_flight + row.other_in_flight for row in rows]) / len(rows)
+    return min(homes) > busier * mean + 1.0

@@ -12,10 +12,9 @@ from math import exp, inf
 from gateway.core.belief import Belief
 from gateway.core.breaker import Breaker
 from gateway.core.engine_model import EngineModel
+from gateway.core.settings import CostSpec
 from gateway.core.types import BackendId, Chain, Snapshot, Ticket
 
-# Time constant of the congestion estimate rho (results.md).
-RATE_WINDOW_S = 8.0
 # Shared prefixes are counted once at this grain: fine beside a KV cache of 420k tokens, and a
 # 32k-token prompt costs 32 dictionary updates.
 _CHECKPOINT_TOKENS = 1024
@@ -47,6 +46,7 @@ class Account:
         "bit",
         "breaker",
         "claimed_tokens",
+        "constants",
         "context_token_s",
         "context_tokens",
         "cost",
@@ -106,6 +106,7 @@ class Account:
         self.name = name
         self.engine = engine
         self.breaker = breaker
+        self.constants = CostSpec()  # the fleet puts in the configured ones
         self.up = True
         self.draining = False
         self.retired = False
@@ -161,8 +162,8 @@ class Account:
         return self.owed_ns * 1e-9
 
     def congestion(self, now: float) -> float:
-        """Return prefill seconds dispatched per second, an average over `RATE_WINDOW_S`."""
-        return self.rate * exp((self.rate_at - now) / RATE_WINDOW_S)
+        """Return prefill seconds dispatched per second, an average over `congestion_window_s`."""
+        return self.rate * exp((self.rate_at - now) / self.constants.congestion_window_s)
 
     def place(self, ticket: Ticket, now: float) -> None:
         """Enter `ticket`, whose `prefill_s` and `uncached_tokens` are already set for this backend."""
@@ -189,10 +190,11 @@ class Account:
         if 2 * len(chain.hashes) * chain.tokens_per_block > _CHECKPOINT_TOKENS:
             tokens = self._pin(chain)
         self.kv_tokens += tokens
+        window_s = self.constants.congestion_window_s
         rate = self.rate
         if rate:
-            rate *= exp((self.rate_at - now) / RATE_WINDOW_S)
-        self.rate = rate + prefill_s / RATE_WINDOW_S
+            rate *= exp((self.rate_at - now) / window_s)
+        self.rate = rate + prefill_s / window_s
         self.rate_at = now
 
     def prefilled(self, ticket: Ticket) -> bool:
@@ -231,8 +233,9 @@ class Account:
 
     def forget_rate(self, ticket: Ticket, now: float) -> None:
         """Take back the congestion of a prefill that never ran."""
-        share = ticket.prefill_s / RATE_WINDOW_S
-        gone = share * exp((ticket.dispatched_at - now) / RATE_WINDOW_S)
+        window_s = self.constants.congestion_window_s
+        share = ticket.prefill_s / window_s
+        gone = share * exp((ticket.dispatched_at - now) / window_s)
         self.rate = max(0.0, self.congestion(now) - gone)
         self.rate_at = now
 

@@ -9,12 +9,12 @@ from operator import attrgetter
 from random import Random
 
 from gateway.core.belief import trust
-from gateway.core.cost import refresh
+from gateway.core.cost import Demand, Held, refresh
 from gateway.core.engine_model import calibrate
 from gateway.core.hot import HotPrefixes
 from gateway.core.ledger import STALE, Account
+from gateway.core.ring import Ring
 from gateway.core.settings import ModelSpec
-from gateway.core.types import Chain
 
 # Up to here every backend gets a full price; above, the longest hits and the least loaded do.
 SHORTLIST_ABOVE = 24
@@ -39,6 +39,7 @@ class Pool:
     __slots__ = (
         "_allowed",
         "_ordered",
+        "_ring",
         "candidates",
         "cursor",
         "epoch",
@@ -66,6 +67,7 @@ class Pool:
         self.until = 0.0
         self._ordered: list[Account] = []
         self._allowed: frozenset[Account] = frozenset()
+        self._ring: Ring | None = None
 
     def inherit(self, old: "Pool") -> None:
         """Keep what `old`, the same model's pool before a reload, has learnt."""
@@ -118,9 +120,14 @@ class Pool:
             self.epoch = epoch
         return self.candidates
 
-    def shortlist(
-        self, held: list[tuple[int, int]], by_slot: dict[int, Account], now: float
-    ) -> list[Account]:
+    def ring(self, virtual_nodes: int) -> Ring:
+        """Return the hash ring of all backends, eligible or not; made when first asked for."""
+        ring = self._ring
+        if ring is None or ring.virtual_nodes != virtual_nodes:
+            ring = self._ring = Ring([row.name for row in self.rows], virtual_nodes)
+        return ring
+
+    def shortlist(self, held: Held, by_slot: dict[int, Account], now: float) -> list[Account]:
         """Return the eligible backends worth a full price: the longest hits, then the least loaded.
 
         `held` is the prefix index's answer. Call after `eligible`.
@@ -150,29 +157,30 @@ class Pool:
         return chosen
 
 
-def fill(
-    rows: Sequence[Account], held: Sequence[tuple[int, int]], chain: Chain, now: float
-) -> None:
+def fill(rows: Sequence[Account], held: Held, demand: Demand) -> None:
     """Write each candidate's prefix figures: depth, hit, uncached tokens, seconds of prefill.
 
     `held` is the prefix index's answer: no backend is in two of its masks. What prices read of the
     books is brought up to date where it is stale.
     """
-    prompt = chain.tokens or 1
+    now = demand.now
+    chain = demand.chain
+    prompt = demand.prompt_tokens
     length = float(prompt)
     blocks, mask = held[-1] if held else (0, 0)
     covered = chain.hit_tokens(blocks)
+    shorter = held[:-1]
     for row in rows:
         if now >= row.fresh_until:
             refresh(row, now)
-        hit = 0
+        depth = hit = 0
         if mask & row.bit:
-            row.depth = blocks
-            hit = covered
-        else:
-            row.depth = depth = _depth(held, row.bit) if len(held) > 1 else 0
-            if depth:
-                hit = chain.hit_tokens(depth)
+            depth, hit = blocks, covered
+        elif shorter:
+            for fewer, some in shorter:
+                if some & row.bit:
+                    depth, hit = fewer, chain.hit_tokens(fewer)
+        row.depth = depth
         if hit:
             if row.trust != 1.0:
                 hit = int(hit * trust(row, now))
@@ -184,13 +192,6 @@ def fill(
         row.hit_tokens = hit
         engine = row.engine
         row.prefill_s = left * (engine.prefill_token_s + engine.attention_s * (length - 0.5 * left))
-
-
-def _depth(held: Sequence[tuple[int, int]], bit: int) -> int:
-    for blocks, mask in held:
-        if mask & bit:
-            return blocks
-    return 0
 
 
 def _slots(mask: int) -> list[int]:

@@ -79,17 +79,109 @@ class ClassSpec:
     bucket: BucketSpec | None = None
     share: float = 0.5
     max_wait_s: float = 5.0
+    max_waiting: int = 10_000
+    max_waiting_bytes: int = 256 * 1024 * 1024
+    kv_reserve: float = 0.15
     slo: Slo = Slo()
 
 
 @dataclass(slots=True, frozen=True)
+class CostSpec:
+    """Constants of policy `cost` (results.md, second version; the ablation there says which matter).
+
+    `congestion_*`: price of the prefill already dispatched, an average over `congestion_window_s`,
+    never taken for more than `max_congestion` of the engine. `eviction_*`: price of the cache space
+    taken, fading with the age of what goes. `stall_weight`: running streams a prefill holds up.
+    `decode_weight`: the own answer, and what it adds to the others'. `tpot_*`: from which share of
+    the class's TPOT target on streams count fully, and the price of every second beyond.
+    `kv_full_ratio`, `slots_full_ratio`: where cache and sequence slots count as full. Prices within
+    `tie_ratio` of the lowest are equal. `hot_ratio`: how much busier than the mean the homes of a
+    popular prefix are before it gets another.
+    """
+
+    congestion_weight: float = 1.0
+    congestion_window_s: float = 8.0
+    max_congestion: float = 0.85
+    eviction_weight: float = 10.0
+    eviction_age_s: float = 60.0
+    stall_weight: float = 0.1
+    decode_weight: float = 0.05
+    tpot_share: float = 0.7
+    tpot_weight: float = 0.1
+    kv_full_ratio: float = 0.95
+    slots_full_ratio: float = 0.9
+    tie_ratio: float = 0.01
+    hot_ratio: float = 1.2
+
+
+@dataclass(slots=True, frozen=True)
+class WeightsSpec:
+    """Policy `weights`: the weights, and how many leading tokens its prefix index sees (0 = all)."""
+
+    prefix: float = 3.0
+    queue: float = 2.0
+    kv: float = 2.0
+    index_tokens: int = 0
+
+
+@dataclass(slots=True, frozen=True)
+class AffinitySpec:
+    """Policy `affinity`: the hit that makes a home, and how much later than others it may answer."""
+
+    hit_ratio: float = 0.8
+    penalty_s: float = 18.0
+
+
+@dataclass(slots=True, frozen=True)
+class SmgSpec:
+    """Policy `smg`: the least match, and when loads differ too much to follow it.
+
+    `guard` pool: the difference and ratio of the most and least loaded; backend: the matched one
+    against the pool's mean (SMG 1.13).
+    """
+
+    match_ratio: float = 0.5
+    imbalance_requests: int = 32
+    imbalance_ratio: float = 1.1
+    guard: str = "pool"
+
+
+@dataclass(slots=True, frozen=True)
+class DynamoSpec:
+    """Policy `dynamo`: what a cached block is credited with against the prefill, and a block's size."""
+
+    overlap_weight: float = 1.0
+    block_tokens: int = 16
+
+
+@dataclass(slots=True, frozen=True)
+class PrebleSpec:
+    """Policy `preble`: how many times the least load a prefix's home may carry."""
+
+    redirect_ratio: float = 2.0
+
+
+@dataclass(slots=True, frozen=True)
+class ChwblSpec:
+    """Policy `chwbl`: points of each backend on the ring, and the load a backend may carry."""
+
+    virtual_nodes: int = 256
+    load_ratio: float = 1.25
+
+
+@dataclass(slots=True, frozen=True)
 class RoutingSpec:
-    """Which policy, and the parameters of those that have any."""
+    """Which policy, which second one is scored beside it (None = none), and their parameters."""
 
     policy: str = "cost"
-    prefix_weight: float = 3.0
-    queue_weight: float = 2.0
-    kv_weight: float = 2.0
+    shadow: str | None = None
+    cost: CostSpec = CostSpec()
+    weights: WeightsSpec = WeightsSpec()
+    affinity: AffinitySpec = AffinitySpec()
+    smg: SmgSpec = SmgSpec()
+    dynamo: DynamoSpec = DynamoSpec()
+    preble: PrebleSpec = PrebleSpec()
+    chwbl: ChwblSpec = ChwblSpec()
 
 
 @dataclass(slots=True, frozen=True)

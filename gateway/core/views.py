@@ -17,6 +17,7 @@ from gateway.core.ledger import STALE, Account, SilentPrefills
 from gateway.core.policies import POLICIES, policy_named
 from gateway.core.pool import JITTER_S
 from gateway.core.settings import CoreSettings, ModelSpec
+from gateway.core.shadow import Shadow, Tally
 from gateway.core.types import BackendStatus, ClassStatus, Explanation, Query, Ticket
 
 
@@ -28,6 +29,9 @@ class Views:
         self._rng = rng
         self._fleet = Fleet(settings, rng)
         self._chooser = Chooser(self._fleet, policy, rng)
+        self._choose = self._chooser.choose  # what decides for live requests
+        self._shadow: Shadow | None = None
+        self._cast_shadow(settings)
         self._silent = SilentPrefills()
         self._refresh_all()
         self._classes = Classes(settings.classes, now)
@@ -44,6 +48,11 @@ class Views:
     def policy(self) -> str:
         """Name of the policy in force."""
         return self._chooser.policy.name
+
+    @property
+    def shadow(self) -> Tally | None:
+        """What the shadow policy would have done so far; None without one. Owned by the core."""
+        return None if self._shadow is None else self._shadow.tally
 
     @property
     def models(self) -> tuple[ModelSpec, ...]:
@@ -135,6 +144,18 @@ class Views:
             chooser.reason,
             [table[row.name] for row in pool.rows],
         )
+
+    def _cast_shadow(self, settings: CoreSettings) -> None:
+        """Have live requests decided with a shadow or without, as the settings say."""
+        name = settings.routing.shadow
+        old = self._shadow
+        self._shadow = None
+        self._choose = self._chooser.choose
+        if name is not None:
+            self._shadow = Shadow(self._chooser, self._fleet, policy_named(name))
+            self._choose = self._shadow.choose
+            if old is not None and old.tally.policy == name:
+                self._shadow.tally = old.tally
 
     def _refresh_all(self) -> None:
         for row in self._fleet.by_name.values():

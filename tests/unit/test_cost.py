@@ -4,9 +4,9 @@ from random import Random
 import pytest
 
 from gateway.core import cost
-from gateway.core.ledger import RATE_WINDOW_S, Account
+from gateway.core.ledger import Account
 from gateway.core.pool import fill
-from gateway.core.settings import EngineProfile
+from gateway.core.settings import CostSpec, EngineProfile
 from gateway.core.types import Query
 from tests.core_kit import account, demand, query, ticket_for
 
@@ -19,8 +19,9 @@ def priced(
 ) -> dict[str, float]:
     """Price `wanted` on `row` alone; return the terms by name, and the total as `cost`."""
     cost.refresh(row, now)
-    fill([row], [(depth, row.bit)] if depth else [], wanted.chain, now)
-    cost.score([row], demand(wanted, now), RNG)
+    want = demand(wanted, now)
+    fill([row], [(depth, row.bit)] if depth else [], want)
+    cost.score([row], want, RNG)
     return {**dict(zip(cost.TERMS, row.terms, strict=True)), "cost": row.cost}
 
 
@@ -64,7 +65,7 @@ def test_every_term_equals_the_published_formula(tpot_slo: float) -> None:
     want.hit_share = 0.7
     want.tpot_slo_s = tpot_slo
     cost.refresh(row, now)
-    fill([row], [(depth, row.bit)], WANTED.chain, now)
+    fill([row], [(depth, row.bit)], want)
     cost.score([row], want, RNG)
 
     a, b, c, d, e = 6.5e-3, 30e-6, 1.3e-9, 25e-6, 56e-9
@@ -112,7 +113,7 @@ def test_recent_prefill_makes_a_backend_dearer_for_a_while() -> None:
     row = busy(20)
     assert (
         priced(row, now=0.1)["congestion_s"]
-        > 10 * priced(row, now=5 * RATE_WINDOW_S)["congestion_s"]
+        > 10 * priced(row, now=5 * CostSpec().congestion_window_s)["congestion_s"]
     )
 
 
@@ -123,7 +124,7 @@ def test_displacing_what_was_just_used_costs_more_than_displacing_old_prefixes()
         row.oldest_use = last_used
         want = demand(WANTED, 1000.0)
         want.hit_share = 0.9
-        fill([row], [], WANTED.chain, 1000.0)
+        fill([row], [], want)
         cost.score([row], want, RNG)
         prices.append(row.terms[cost.TERMS.index("eviction_s")])
     assert prices[0] > 100 * prices[1] > 0
@@ -156,9 +157,9 @@ def test_load_orders_idle_before_busy_backends() -> None:
 def test_a_price_does_not_depend_on_who_looked_before() -> None:
     rows = [busy(20), busy(20)]
     for now in (0.001, 0.004, 0.0155):  # only the first backend is looked at
-        fill(rows[:1], [], WANTED.chain, now)
+        fill(rows[:1], [], demand(WANTED, now))
     for now in (0.0156, 0.02, 1.0, 1.015):
-        fill(rows, [], WANTED.chain, now)
+        fill(rows, [], demand(WANTED, now))
         cost.score(rows, demand(WANTED, now), RNG)
         assert rows[0].cost == rows[1].cost
 
@@ -168,10 +169,10 @@ def test_prices_follow_the_books_without_being_told() -> None:
     told = priced(row)
     ticket = ticket_for(query(("late", 8192)), row, 99)
     row.place(ticket, 0.0)
-    fill([row], [], WANTED.chain, 0.0)
+    fill([row], [], demand(WANTED))
     cost.score([row], demand(WANTED), RNG)
     assert row.cost > told["cost"]
     row.prefilled(ticket)
     row.release(ticket)
-    fill([row], [], WANTED.chain, 0.0)
+    fill([row], [], demand(WANTED))
     assert row.queue_s == pytest.approx(told["queue_s"])

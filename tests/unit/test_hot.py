@@ -49,13 +49,13 @@ def test_one_more_home_only_while_the_homes_are_the_busy_ones() -> None:
     for _ in range(100):
         hot.note(1)
     rows = [account(slot) for slot in range(4)]
-    assert not deserves_home(hot, rows, 1, 0b0001, 4)
-    rows[0].sequences = 10
-    assert deserves_home(hot, rows, 1, 0b0001, 4)
-    rows[1].sequences = 2
-    assert not deserves_home(hot, rows, 1, 0b0011, 4)
-    assert not deserves_home(hot, rows, 1, 0b1111, 4)
-    assert not deserves_home(hot, rows[1:], 1, 0b0001, 4)
+    assert not deserves_home(hot, rows, 1, 0b0001, 4, busier=1.2)
+    rows[0].other_in_flight = 10
+    assert deserves_home(hot, rows, 1, 0b0001, 4, busier=1.2)
+    rows[1].other_in_flight = 2
+    assert not deserves_home(hot, rows, 1, 0b0011, 4, busier=1.2)
+    assert not deserves_home(hot, rows, 1, 0b1111, 4, busier=1.2)
+    assert not deserves_home(hot, rows[1:], 1, 0b0001, 4, busier=1.2)
 
 
 def test_an_ordinary_conversation_gets_no_further_home_however_busy_it_is() -> None:
@@ -63,5 +63,5 @@ def test_an_ordinary_conversation_gets_no_further_home_however_busy_it_is() -> N
     for key in range(400):
         hot.note(key % 40)
     rows = [account(slot) for slot in range(4)]
-    rows[0].sequences = 50
-    assert not deserves_home(hot, rows, 5, 0b0001, 4)
+    rows[0].other_in_flight = 50
+    assert not deserves_home(hot, rows, 5, 0b0001, 4, busier=1.2)

@@ -4,7 +4,8 @@ from random import Random
 import pytest
 
 from gateway.core.cost import refresh
-from gateway.core.ledger import RATE_WINDOW_S, Account, LedgerError, SilentPrefills
+from gateway.core.ledger import Account, LedgerError, SilentPrefills
+from gateway.core.settings import CostSpec
 from tests.core_kit import account, query, ticket_for
 
 LONG = (("system", 6400), ("user", 640))
@@ -111,8 +112,10 @@ def test_congestion_is_the_prefill_sent_per_second_and_fades() -> None:
     ticket = ticket_for(query(*LONG), row)
     row.place(ticket, 100.0)
     now = row.congestion(100.0)
-    assert now == pytest.approx(ticket.prefill_s / RATE_WINDOW_S)
-    assert row.congestion(100.0 + RATE_WINDOW_S) == pytest.approx(now / 2.718281828)
+    assert now == pytest.approx(ticket.prefill_s / CostSpec().congestion_window_s)
+    assert row.congestion(100.0 + CostSpec().congestion_window_s) == pytest.approx(
+        now / 2.718281828
+    )
 
 
 def test_a_prefill_that_never_ran_leaves_no_congestion() -> None:

@@ -2,7 +2,7 @@ from gateway.core.cost import refresh
 from gateway.core.ledger import Account
 from gateway.core.pool import Pool, fill
 from gateway.core.settings import ModelSpec
-from tests.core_kit import account, query
+from tests.core_kit import account, demand, query
 
 
 def pool(count: int) -> Pool:
@@ -88,7 +88,7 @@ def test_an_ineligible_home_is_not_on_the_shortlist() -> None:
 def test_fill_gives_each_backend_what_it_holds() -> None:
     made = pool(3)
     wanted = query(("a", 640), tail=5)
-    fill(made.rows, [(4, 0b001), (10, 0b100)], wanted.chain, 0.0)
+    fill(made.rows, [(4, 0b001), (10, 0b100)], demand(wanted))
     assert [row.depth for row in made.rows] == [4, 0, 10]
     assert [row.hit_tokens for row in made.rows] == [256, 0, 640]
     assert [row.uncached_tokens for row in made.rows] == [389, 645, 5]
@@ -96,13 +96,13 @@ def test_fill_gives_each_backend_what_it_holds() -> None:
 
 def test_a_whole_hit_still_computes_one_token() -> None:
     made = pool(1)
-    fill(made.rows, [(10, 1)], query(("a", 640), tail=0).chain, 0.0)
+    fill(made.rows, [(10, 1)], demand(query(("a", 640), tail=0)))
     assert made.rows[0].uncached_tokens == 1
 
 
 def test_an_empty_prompt_counts_as_one_token() -> None:
     made = pool(1)
-    fill(made.rows, [], query(tail=0).chain, 0.0)
+    fill(made.rows, [], demand(query(tail=0)))
     assert made.rows[0].uncached_tokens == 1
     assert made.rows[0].prefill_s > 0
 

@@ -132,8 +132,9 @@ def test_r07_a_miss_goes_to_the_idle_backend_not_to_the_smallest_tree() -> None:
     assert [admit(core, unlike(200), 100.0).backend for _ in range(1)] == [big]
 
 
-def test_r08_margins_fire_on_a_small_pool_too() -> None:
-    core = dispatcher(2, policy="cache_aware")
+@pytest.mark.parametrize("policy", ["cost", "lmetric", "dynamo", "preble"])
+def test_r08_margins_fire_on_a_small_pool_too(policy: str) -> None:
+    core = dispatcher(2, policy=policy)
     home = serve(core, query(SYSTEM), 0.0).backend
     tickets = [admit(core, query(SYSTEM, (f"u{i}", 64)), 1.0) for i in range(16)]
     assert spread(tickets)[home] < 16

@@ -4,7 +4,7 @@ import pytest
 
 from gateway.config.build import core_settings, effective_classes
 from gateway.config.schema import BackendConfig, Config
-from gateway.core.settings import BucketSpec, MatchRule, ModelSpec, RoutingSpec, Slo
+from gateway.core.settings import BucketSpec, MatchRule, ModelSpec, RoutingSpec, Slo, WeightsSpec
 from tests.unit.config import ONE_BACKEND, load_text
 
 
@@ -93,7 +93,7 @@ index: {max_mib: 3, block_bytes: 64}
     )
     settings = core_settings(load_text(tmp_path, text).config, {})
 
-    assert settings.routing == RoutingSpec("weights", 1, 2, 3)
+    assert settings.routing == RoutingSpec("weights", weights=WeightsSpec(1, 2, 3))
     assert settings.stale_after_s == 6
     assert settings.index_bytes == 3 * 1024 * 1024
     assert settings.block_bytes == 64

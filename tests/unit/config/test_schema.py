@@ -1,5 +1,6 @@
 from gateway.config.build import core_settings
-from gateway.config.schema import BUILTIN_CLASSES, NOT_YET, Config, Key, KeyConfig
+from gateway.config.keys import NOT_YET, Key
+from gateway.config.schema import BUILTIN_CLASSES, Config, KeyConfig
 
 
 def test_defaults_are_those_of_the_contract() -> None:

@@ -34,7 +34,10 @@ from tests.unit.config import ONE_BACKEND, load_text, problems_of
         ("keys: [{name: a}]", "keys[0].sha256: is missing, expected 64 hex digits"),
         ("trusted_proxies: [10.0.0.0/40]", "expected an IP address or network"),
         ("routin: {}", "routin: unknown key, did you mean routing?"),
-        ("routing: {xyz: 1}", "routing.xyz: unknown key, expected one of policy, weights"),
+        (
+            "routing: {xyz: 1}",
+            "routing.xyz: unknown key, expected one of policy, shadow, cost, weights",
+        ),
         ("models: [{backends: [{api_key: s3cr3t}]}]", "models[0].backends[0].api_key: unknown key"),
     ],
 )

@@ -52,7 +52,10 @@ def _info(field: msgspec.structs.FieldInfo) -> KeyInfo:
     if typing.get_origin(field.type) is not Annotated:
         raise TypeError(f"{field.name} has no Key")
     kind, key = typing.get_args(field.type)[:2]
-    optional = typing.get_origin(kind) in {types.UnionType, typing.Union}  # the second: of a Literal
+    optional = typing.get_origin(kind) in {
+        types.UnionType,
+        typing.Union,
+    }  # the second: of a Literal
     if optional:
         (kind,) = (part for part in typing.get_args(kind) if part is not types.NoneType)
     default = field.default

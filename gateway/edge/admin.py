@@ -19,6 +19,7 @@ from aiohttp.typedefs import Middleware
 
 from gateway.core.request import RequestFault, check_weight
 from gateway.core.settings import ModelSpec
+from gateway.core.shadow import Tally
 from gateway.core.types import BackendStatus, ClassStatus, Explanation
 from gateway.errors import (
     BodyTooLarge,
@@ -51,6 +52,10 @@ class Books(Protocol):
     @property
     def policy(self) -> str:
         """Return the name of the routing policy."""
+
+    @property
+    def shadow(self) -> Tally | None:
+        """Return what the shadow policy would have done; None without one."""
 
     @property
     def index_bytes(self) -> int:
@@ -230,6 +235,7 @@ def status(context: AdminContext) -> dict[str, Any]:
         "version": context.version,
         "uptime_s": round(now - context.started_at, 3),
         "policy": dispatcher.policy,
+        "shadow": None if dispatcher.shadow is None else asdict(dispatcher.shadow),
         "models": models,
         "other_backends": [row for name, row in backends.items() if name not in serving],
         "classes": [asdict(cls) for cls in dispatcher.classes(now)],

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf, isnan, nan
 from typing import Protocol
 
+from gateway.core.shadow import Tally
 from gateway.core.types import BackendStatus, ClassStatus
 from gateway.telemetry.counters import Counters, Row, Words
 from gateway.telemetry.histogram import Histogram
@@ -22,6 +23,10 @@ class Source(Protocol):
     @property
     def index_bytes(self) -> int:
         """Return the estimated memory of the prefix index."""
+
+    @property
+    def shadow(self) -> Tally | None:
+        """Return what the shadow policy would have done; None without one."""
 
     def backends(self, now: float) -> Iterable[BackendStatus]:
         """Return every configured backend's figures."""
@@ -111,6 +116,8 @@ class Page:
         yield from self._histograms()
         yield from self._words()
         yield from self._gauges()
+        if (tally := self._source.shadow) is not None:
+            yield from _shadow(tally)
 
     def _rows(self) -> Iterator[str]:
         rows = [(labels(_ROW, key), row) for key, row in self._counters.rows.items()]
@@ -212,6 +219,19 @@ def _head(name: str, kind: str, text: str) -> Iterator[str]:
 def _gauge(name: str, text: str, value: float) -> Iterator[str]:
     yield from _head(name, "gauge", text)
     yield f"{name} {number(value)}"
+
+
+def _shadow(tally: Tally) -> Iterator[str]:
+    """Write how a second policy would have decided; absent without `routing.shadow`."""
+    policy = f'policy="{_escape(tally.policy)}"'
+    name = "gateway_shadow_decisions_total"
+    yield from _head(name, "counter", "Decisions, by whether the shadow policy's is the same.")
+    yield f'{name}{{{policy},result="same"}} {tally.same}'
+    yield f'{name}{{{policy},result="different"}} {tally.different}'
+    name = "gateway_shadow_predicted_seconds_total"
+    yield from _head(name, "counter", "Predicted seconds that its other choices save or lose.")
+    yield f'{name}{{{policy},result="saved"}} {number(tally.saved_s)}'
+    yield f'{name}{{{policy},result="lost"}} {number(tally.lost_s)}'
 
 
 def _words(name: str, text: str, names: tuple[str, ...], words: Words) -> Iterator[str]:

@@ -15,7 +15,14 @@ from aiohttp.test_utils import TestClient
 from gateway.cli import explain as explain_command
 from gateway.cli.explain import ExplainError, ask
 from gateway.core.dispatcher import Dispatcher
-from gateway.core.settings import BackendSpec, BucketSpec, ClassSpec, CoreSettings, ModelSpec
+from gateway.core.settings import (
+    BackendSpec,
+    BucketSpec,
+    ClassSpec,
+    CoreSettings,
+    ModelSpec,
+    RoutingSpec,
+)
 from gateway.core.types import Chain, Explanation, Query, Ticket
 from gateway.edge.admin import AdminContext, ReloadResult, build_admin, guess_path
 from gateway.errors import InvalidJson
@@ -91,6 +98,18 @@ async def error_of(answer: ClientResponse) -> dict[str, Any]:
     error: dict[str, Any] = orjson.loads(await answer.read())["error"]
     assert error.keys() == {"message", "type", "param", "code"}
     return error
+
+
+async def test_status_shows_what_a_shadow_policy_would_have_done(client: Client, rig: Rig) -> None:
+    assert (await (await client.get("/status")).json())["shadow"] is None
+    rig.dispatcher.apply(replace(SETTINGS, routing=RoutingSpec(shadow="random")), 100.0)
+    assert (await (await client.get("/status")).json())["shadow"] == {
+        "policy": "random",
+        "same": 0,
+        "different": 0,
+        "saved_s": 0.0,
+        "lost_s": 0.0,
+    }
 
 
 async def test_status_has_the_contracts_keys(client: Client) -> None:

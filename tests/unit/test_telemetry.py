@@ -9,7 +9,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.core.classify import Features
 from gateway.core.dispatcher import Dispatcher
-from gateway.core.settings import BackendSpec, BucketSpec, ClassSpec, CoreSettings, ModelSpec
+from gateway.core.settings import (
+    BackendSpec,
+    BucketSpec,
+    ClassSpec,
+    CoreSettings,
+    ModelSpec,
+    RoutingSpec,
+)
 from gateway.core.types import Outcome, Snapshot
 from gateway.telemetry.metrics import OTHER, RequestRecord, Telemetry
 from gateway.telemetry.page import labels, number
@@ -362,3 +369,19 @@ def test_numbers_are_written_as_prometheus_reads_them(value: float, text: str) -
 
 def test_label_set_is_ordered_as_given() -> None:
     assert labels(("b", "a"), ("1", "2")) == '{b="1",a="2"}'
+
+
+def test_a_shadow_policy_has_counters_only_while_there_is_one(
+    dispatcher: Dispatcher, telemetry: Telemetry
+) -> None:
+    assert not any("shadow" in name for name in families(telemetry))
+    shaded = dataclasses.replace(SETTINGS, routing=RoutingSpec(shadow="random"))
+    dispatcher.apply(shaded, 101.0)
+    tally = dispatcher.shadow
+    assert tally is not None
+    tally.same, tally.different, tally.saved_s, tally.lost_s = 5, 2, 0.75, 0.5
+    decisions, seconds = "gateway_shadow_decisions_total", "gateway_shadow_predicted_seconds_total"
+    assert sample(telemetry, decisions, policy="random", result="same") == 5
+    assert sample(telemetry, decisions, policy="random", result="different") == 2
+    assert sample(telemetry, seconds, policy="random", result="saved") == 0.75
+    assert sample(telemetry, seconds, policy="random", result="lost") == 0.5

@@ -6,23 +6,26 @@ guess: a prompt that differs from the engine's by one token has no exact prefix.
 """
 
 import json  # noqa: TID251 - `tojson` must write Python's separators, as transformers does
-from datetime import UTC, datetime
+from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, Final
 
 import jinja2
-import orjson
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-_MARK: Final = "radixgate-content-probe"
-_TEXT_KINDS: Final = frozenset({"text", "input_text", "output_text"})
-_FUNCTION_FIELDS: Final = ("name", "description", "parameters")
+from gateway.prompt.chat import Conversation
+from gateway.prompt.content_format import reads_parts
+from gateway.prompt.messages import Unrenderable, shown
 
+__all__ = ["ChatTemplate", "Unrenderable"]
 
-class Unrenderable(Exception):
-    """The template, or what we know of the engine's way with it, does not cover this request."""
+_OPEN_MARK: Final = "CONTINUE_FINAL_MESSAGE_TAG "
+_SYSTEM_TWICE: Final = [{"role": role, "content": "t"} for role in ("system", "user") * 2]
+_DICT_NAMES: Final = frozenset(dir(dict))
+_EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
 
 
 class _Generation(Extension):
@@ -30,139 +33,201 @@ class _Generation(Extension):
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own form
 
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> nodes.CallBlock:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        block = nodes.CallBlock(self.call_method("_support"), [], [], body)
+        block.set_lineno(line)
+        return block
+
+    def _support(self, caller: Any) -> Any:
+        return caller()
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox; its dearest step is shorter: reading a message's field."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Return a field of an object, or its attribute: as the sandbox does, by its rules."""
+        if type(obj) is dict and attribute in obj and attribute not in _DICT_NAMES:
+            return obj[attribute]  # where the sandbox gets to after a failed look for an attribute
+        return super().getattr(obj, attribute)
 
 
 class ChatTemplate:
-    """One compiled template. `specials` are `bos_token` and its kin, as templates name them."""
+    """A model's templates by name, compiled: "default", and perhaps "tool_use".
 
-    def __init__(self, source: str, specials: dict[str, str]) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    `specials` are `bos_token` and its kin, as templates name them.
+    """
+
+    def __init__(self, source: str | Mapping[str, str], specials: dict[str, str]) -> None:
+        """Compile.
+
+        Raises:
+            Unrenderable: the message says which template does not compile, or that none serves.
+        """
+        sources = {"default": source} if isinstance(source, str) else dict(source)
+        self._specials = specials
+        self._named = {
+            name: One(text) for name, text in sources.items() if name in ("default", "tool_use")
+        }
+        if not self._named:
+            raise Unrenderable("several chat templates, and none of them is the default")
+        self.merges_system = any(
+            one is None or one.merges_system() for one in (self.of(None), self.of([]))
         )
+        """Whether vLLM moves all system messages of `/v1/messages` to the start."""
+        self.disabled_effort = self._disabled_effort()
+        """The effort that vLLM makes of disabled thinking in `/v1/messages`."""
+
+    def render(self, chat: Conversation) -> str:
+        """Return the prompt's text.
+
+        Raises:
+            Unrenderable: more than text in it, or the template refuses or fails.
+        """
+        one = self.of(chat.tools)
+        if one is None:
+            raise Unrenderable("no template for a request without tools")
+        messages = self.seen(chat.messages, one, ordered=chat.ordered)
+        if chat.continued:
+            return one.render_open(messages, chat.tools, {**self._specials, **chat.variables})
+        return one.run(messages, chat.tools, {**self._specials, **chat.variables})
+
+    def seen(self, messages: list[Any], one: "One", *, ordered: bool) -> list[dict[str, Any]]:
+        """Return messages as the template sees them: all of a conversation, or its first ones."""
+        given = [shown(message, parts=one.parts, ordered=ordered) for message in messages]
+        if not one.knows_developer and any(m["role"] == "developer" for m in given):
+            given = _merged_system(given)
+        return given
+
+    def of(self, tools: object) -> "One | None":
+        """Return the template that serves a request with or without (None) tools."""
+        if tools is not None and "tool_use" in self._named:
+            return self._named["tool_use"]
+        return self._named.get("default")
+
+    @property
+    def specials(self) -> dict[str, str]:
+        """The special tokens that the template may name."""
+        return self._specials
+
+    @property
+    def tells_time(self) -> bool:
+        """Whether the prompt may depend on when it is rendered."""
+        return any("strftime_now" in one.source for one in self._named.values())
+
+    def _disabled_effort(self) -> str:
+        """Return "low" where the template refuses or ignores "none", as vLLM finds out."""
+        none = self._probe("none")
+        if none is None or any(self._probe(effort) == none for effort in _EFFORTS):
+            return "low"
+        return "none"
+
+    def _probe(self, effort: str) -> str | None:
+        variables = {
+            "add_generation_prompt": True,
+            "reasoning_effort": effort,
+            "enable_thinking": effort != "none",
+        }
+        try:
+            return self.render(Conversation([{"role": "user", "content": "Hi"}], None, variables))
+        except Unrenderable:
+            return None
+
+
+class One:
+    """One compiled template, and what vLLM reads from its source."""
+
+    def __init__(self, source: str) -> None:
+        environment = _environment()
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = _strftime_now
         try:
+            self.tree = environment.parse(source)
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise Unrenderable(f"the chat template does not compile: {error}") from None
-        self._specials = specials
-        self._reads_parts = self._probe()
+        self.source = source
+        self.parts = reads_parts(self.tree)
+        self.knows_developer = '"developer"' in source or "'developer'" in source
+        self.variables = meta.find_undeclared_variables(self.tree)
+        """Names that a request's options can set."""
 
-    def render(self, data: dict[str, Any]) -> str:
-        """Return the prompt text of a chat request's body.
-
-        Raises:
-            Unrenderable: media, a template of the client's own, or a template that fails.
-        """
-        if data.get("chat_template") or data.get("continue_final_message"):
-            raise Unrenderable("the client brings its own template or an open last message")
-        messages = _list(data.get("messages"))
-        tools = _list(data.get("tools"))
-        options = data.get("chat_template_kwargs") or {}
-        if not messages or not isinstance(options, dict):
-            raise Unrenderable("no messages, or odd template options")
-        values: dict[str, Any] = {
-            "messages": [_message(message, parts=self._reads_parts) for message in messages],
-            "tools": [_tool(tool) for tool in tools] or None,
-            "documents": data.get("documents"),
-            "add_generation_prompt": data.get("add_generation_prompt", True),
-        }
-        if data.get("reasoning_effort") is not None:
-            values["reasoning_effort"] = data["reasoning_effort"]
-        return self._run({**self._specials, **values, **options})
-
-    def _run(self, values: dict[str, Any]) -> str:
+    def run(
+        self, messages: list[dict[str, Any]], tools: object, variables: Mapping[str, Any]
+    ) -> str:
+        """Return the text for messages as templates see them."""
         try:
-            return self._template.render(**values)
+            return self._template.render(
+                {"documents": None, **variables, "messages": messages, "tools": tools}
+            )
         except Exception as error:  # noqa: BLE001 - a template is somebody's program
             raise Unrenderable(f"the chat template failed: {type(error).__name__}") from None
 
-    def _probe(self) -> bool:
-        """Return whether the template reads content parts (vLLM then passes them on as parts)."""
-        message = {"role": "user", "content": [{"type": "text", "text": _MARK}]}
-        values = {**self._specials, "messages": [message], "add_generation_prompt": False}
+    def render_open(
+        self, messages: list[dict[str, Any]], tools: object, variables: Mapping[str, Any]
+    ) -> str:
+        """Return the text up to the end of the last message's content, which goes on."""
+        last = dict(messages[-1])
+        content = last.get("content")
+        if isinstance(content, list):
+            blocks = [dict(block) for block in content]
+            block = next((b for b in reversed(blocks) if "text" in b), None)
+            if block is None:
+                raise Unrenderable("no text to continue")
+            final = block["text"]
+            block["text"] = final + _OPEN_MARK
+            last["content"] = blocks
+        else:
+            final = str(content)
+            last["content"] = final + _OPEN_MARK
+        text = self.run([*messages[:-1], last], tools, variables)
+        mark = _OPEN_MARK.strip()
+        if "content" not in self.source or final.strip() not in text or mark not in text:
+            raise Unrenderable("the template does not show the message to continue")
+        place = text.rindex(mark)
+        kept = text[place : place + len(_OPEN_MARK)] == _OPEN_MARK
+        return text[:place] if kept else text[:place].rstrip()
+
+    def merges_system(self) -> bool:
+        """Return whether a later system message fails (vLLM's own, sparser environment)."""
         try:
-            text = self._run(values)
-        except Unrenderable:
-            return False
-        return _MARK in text and "'text'" not in text and '"text"' not in text
+            _environment(generation=False).from_string(self.source).render(
+                messages=_SYSTEM_TWICE, add_generation_prompt=False
+            )
+        except jinja2.TemplateError:
+            return True
+        except Exception:  # noqa: BLE001 - vLLM does not come up at all with such a one
+            return True
+        return False
 
 
-def _list(value: object) -> list[Any]:
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise Unrenderable("a field that should be a list is none")
-    return value
+def _environment(*, generation: bool = True) -> _Environment:
+    extensions = [_Generation, loopcontrols] if generation else [loopcontrols]
+    return _Environment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
 
 
-def _message(message: object, *, parts: bool) -> dict[str, Any]:
-    """Return a message with the fields and the forms that vLLM hands to templates."""
-    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise Unrenderable("a message is no object with a role")
-    role = message["role"]
-    texts = _texts(message.get("content"))
-    content = [{"type": "text", "text": text} for text in texts] if parts else "\n".join(texts)
-    shown: dict[str, Any] = {"role": role, "content": content}
-    if isinstance(message.get("name"), str):
-        shown["name"] = message["name"]
-    if role == "assistant":
-        calls = [_tool_call(call) for call in _list(message.get("tool_calls"))]
-        if calls:
-            shown["tool_calls"] = calls
-        reasoning = message.get("reasoning") or message.get("reasoning_content")
-        if reasoning:
-            shown["reasoning"] = shown["reasoning_content"] = reasoning
-    elif role == "tool" and "tool_call_id" in message:
-        shown["tool_call_id"] = message["tool_call_id"]
-    return shown
-
-
-def _texts(content: object) -> list[str]:
-    if content is None:
-        return []
-    if isinstance(content, str):
-        return [content]
-    if not isinstance(content, list):
-        raise Unrenderable("content of an unknown kind")
+def _merged_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with developers as system, and one system message at the start."""
+    changed = [_as_system(m) if m["role"] == "developer" else m for m in messages]
+    places = [index for index, message in enumerate(changed) if message["role"] == "system"]
+    if places == [0]:
+        return changed
     texts: list[str] = []
-    for part in content:
-        text = part.get("text") if isinstance(part, dict) else part
-        if not isinstance(text, str) or (
-            isinstance(part, dict) and part.get("type", "text") not in _TEXT_KINDS
-        ):
-            raise Unrenderable("content that is no text")
-        texts.append(text)
-    return texts
+    for index in places:
+        content = changed[index].get("content", "")
+        if isinstance(content, list):
+            content = "\n".join(part["text"] for part in content if "text" in part)
+        if content:
+            texts.append(content)
+    rest = [message for message in changed if message["role"] != "system"]
+    return [{"role": "system", "content": "\n\n".join(texts)}, *rest]
 
 
-def _tool_call(call: object) -> dict[str, Any]:
-    """Return a tool call with its arguments as an object: templates print them as JSON."""
-    if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
-        raise Unrenderable("a tool call of an unknown kind")
-    function = dict(call["function"])
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            function["arguments"] = orjson.loads(arguments) if arguments else {}
-        except orjson.JSONDecodeError:
-            raise Unrenderable("tool arguments are no JSON") from None
-    return {**call, "function": function}
-
-
-def _tool(tool: object) -> dict[str, Any]:
-    """Return a tool as vLLM's own model of it prints: its fields in order, then the rest."""
-    if not isinstance(tool, dict) or not isinstance(tool.get("function"), dict):
-        raise Unrenderable("a tool of an unknown kind")
-    function = tool["function"]
-    ordered = {field: function.get(field) for field in _FUNCTION_FIELDS}
-    shown: dict[str, Any] = {"type": "function", "function": None, **tool}
-    shown["function"] = {**ordered, **function}
-    return shown
+def _as_system(message: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in message.items() if key != "tools"} | {"role": "system"}
 
 
 def _to_json(
@@ -182,4 +247,4 @@ def _raise(message: str) -> None:
 
 
 def _strftime_now(pattern: str) -> str:
-    return datetime.now(UTC).astimezone().strftime(pattern)
+    return datetime.now().strftime(pattern)  # noqa: DTZ005 - the engine's own way: local time

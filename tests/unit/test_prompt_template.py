@@ -2,8 +2,12 @@
 
 from typing import Any
 
+import orjson
 import pytest
 
+from gateway.core.request import ParsedRequest, UsageOption
+from gateway.core.types import Api
+from gateway.prompt.chat import conversation
 from gateway.prompt.template import ChatTemplate, Unrenderable
 
 CHATML = (
@@ -16,8 +20,15 @@ PARTS = (
 )
 
 
+def asked(api: Api, fields: dict[str, Any]) -> ParsedRequest:
+    return ParsedRequest(
+        api, "m", False, None, 1, False, None, UsageOption.ABSENT, fields, len(orjson.dumps(fields))
+    )
+
+
 def render(source: str, *messages: object, **fields: Any) -> str:
-    return ChatTemplate(source, {"bos_token": "<s>"}).render({"messages": [*messages], **fields})
+    request = asked(Api.CHAT, {"messages": [*messages], **fields})
+    return ChatTemplate(source, {"bos_token": "<s>"}).render(conversation(request))
 
 
 def user(content: object) -> dict[str, Any]:
@@ -77,7 +88,6 @@ def test_now_is_formatted_as_asked() -> None:
     "fields",
     [
         {"messages": []},
-        {"messages": 5},
         {"messages": [5]},
         {"messages": [{"content": "x"}]},
         {"messages": [user([{"type": "image_url", "image_url": {"url": "x"}}])]},
@@ -89,12 +99,14 @@ def test_now_is_formatted_as_asked() -> None:
         {"messages": [user("x")], "tools": [5]},
         {"messages": [user("x")], "chat_template_kwargs": 5},
         {"messages": [{"role": "assistant", "tool_calls": [5]}]},
-        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"type": "custom", "custom": {}}]}]},
+        {"messages": [user("x")], "truncate_prompt_tokens": 5},
+        {"messages": [user("x")], "chat_template_kwargs": {"tokenize": True}},
     ],
 )
 def test_what_it_does_not_know_is_unrenderable(fields: dict[str, Any]) -> None:
     with pytest.raises(Unrenderable):
-        ChatTemplate(CHATML, {}).render(fields)
+        render(CHATML, *fields.pop("messages"), **fields)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,343 @@
+"""What is known of conversations: a digest chain over messages, and per part what it adds to a chain.
+
+Turn n+1 of a conversation repeats turn n: its new messages alone are rendered, encoded and chained.
+An entry holds the block hashes its part adds and the tokens after the last full block: no text, no
+ids of the whole. Gives exactly what rendering and encoding the whole prompt gives (that is the
+oracle it is tested against), or says that it cannot (`Unrenderable`). Bounded by bytes; what was
+used longest ago goes first, the end of a conversation before its beginning.
+"""
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+import orjson
+from xxhash import xxh3_64_intdigest as _hashed
+
+from gateway.core.chain import ID_BYTES, chain_tokens
+from gateway.core.types import Chain
+from gateway.prompt.chat import Conversation
+from gateway.prompt.frames import Frame
+from gateway.prompt.messages import Unrenderable
+from gateway.prompt.separate import Separation, cuts
+from gateway.prompt.template import ChatTemplate
+
+CACHE_BYTES: Final = 64 * 1024 * 1024
+_ENTRY_BYTES: Final = 400  # the struct, two array headers, key and table entry, as measured
+
+_64_BITS: Final = 0xFFFF_FFFF_FFFF_FFFF
+# Odd constants (the golden ratio and primes of xxHash's) that keep apart what is mixed into a key.
+_ROLES: Final = {
+    "user": 0x9E37_79B9_7F4A_7C15,
+    "assistant": 0xC2B2_AE3D_27D4_EB4F,
+    "tool": 0x1656_67B1_9E37_79F9,
+    "system": 0x85EB_CA77_C2B2_AE63,
+    "developer": 0x27D4_EB2F_1656_67C5,
+}
+_OTHER: Final = 0xA076_1D64_78BD_642F
+_FROM: Final = 0xE703_7ED1_A0B4_28DB
+_CLOSED: Final = 0x8EBC_6AF0_9C88_C6E3
+_JUMP: Final = 0x5896_95F2_3B1A_9E77
+_LEADING: Final = frozenset({"system", "developer"})
+_FOLLOWING: Final = frozenset({"user", "assistant", "tool"})
+
+
+class Chained(msgspec.Struct, frozen=True, gc=False):
+    """What a chain is made with: its seed (`core.chain.token_seed`) and the size of a block."""
+
+    seed: int
+    block_tokens: int
+
+
+class Known(msgspec.Struct, gc=False):
+    """What a run of parts adds, or (`tail` None) only that it depends on the phase, or its length.
+
+    `tokens` is the whole up to its end; `tail` are those after the last full block.
+    """
+
+    hashes: "array[int]"
+    tail: "array[int] | None"
+    tokens: int
+    sensitive: bool = False
+    parts: int = 1
+
+
+class Conversations:
+    """The table of runs, by digests of all that precedes and is in them."""
+
+    def __init__(
+        self, template: ChatTemplate, separation: Separation, max_bytes: int = CACHE_BYTES
+    ) -> None:
+        self.template = template
+        self.separation = separation
+        self.max_bytes = max_bytes
+        self.bytes = 0
+        self._table: OrderedDict[int, Known] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Return the number of entries."""
+        return len(self._table)
+
+    def route(self, chat: Conversation, chained: Chained) -> "Route":
+        """Return the way to a conversation's chain: what is known of it, and what to encode.
+
+        Raises:
+            Unrenderable: it has to be rendered whole.
+        """
+        found = self.separation.frame(chat)
+        if found is None:
+            raise Unrenderable("these options were not proven")
+        key, frame = found
+        return Route(self, chat, frame, _base(chat, key, chained), chained)
+
+    def get(self, key: int) -> Known | None:
+        """Return an entry; `touch` it when it was of use."""
+        return self._table.get(key)
+
+    def touch(self, keys: Sequence[int]) -> None:
+        """Make entries the youngest, the first of them youngest of all: an end goes before it."""
+        move = self._table.move_to_end
+        for key in reversed(keys):
+            move(key)
+
+    def put(self, key: int, known: Known) -> None:
+        """Keep an entry; the oldest make room."""
+        table = self._table
+        old = table.pop(key, None)
+        if old is not None:
+            self.bytes -= _size(old)
+        table[key] = known
+        self.bytes += _size(known)
+        while self.bytes > self.max_bytes and table:
+            self.bytes -= _size(table.popitem(last=False)[1])
+
+
+class Route:
+    """One request's way through the table. `texts` are to be encoded, then `finish` may be called."""
+
+    def __init__(
+        self, table: Conversations, chat: Conversation, frame: Frame, base: int, chained: Chained
+    ) -> None:
+        self._table = table
+        self._chat = chat
+        self._frame = frame
+        self._base = base
+        self._block_tokens = chained.block_tokens
+        messages = chat.messages
+        self._roles = roles = _roles(messages, developer=_knows_developer(table.template, chat))
+        self._starts = [0, *cuts(roles, frame.proven)]
+        self._ends = [*self._starts[1:], len(roles)]
+        self._last_user = len(roles) - 1 - roles[::-1].index("user") if "user" in roles else -1
+        self._marks = _marks(messages, base)
+        self._phase = 0
+        self._hashes = array("Q")
+        self._tail = array("I")
+        self._tokens = 0
+        self._link = chained.seed
+        self._at = self._walk()
+        self._runs = self._left()
+        self.texts = [self._text(first, stop) for first, stop in self._runs]
+        """The texts of what is not known, and what follows the last message."""
+        self.texts.append(frame.end(roles[-1]))
+
+    def finish(self, ids: Sequence["array[int]"]) -> Chain:
+        """Take in the ids of `texts`, remember them, and return the chain."""
+        for (first, stop), part in zip(self._runs, ids, strict=False):
+            self._add(first, stop, part)
+        end = self._tail + ids[-1]
+        self._hashes += chain_tokens(end, self._link, self._block_tokens)
+        tokens = self._tokens + len(ids[-1])
+        return Chain(self._hashes, self._block_tokens, tokens, True, tokens * ID_BYTES)
+
+    # -- what is known ----------------------------------------------------------------------
+
+    def _walk(self) -> int:
+        """Follow what is known from the start; return the number of parts behind us."""
+        table, marks, ends = self._table, self._marks, self._ends
+        at, used = 0, []
+        before = self._base
+        while at < len(ends):
+            stop = at + 1
+            found = self._find(before, stop)
+            if found is None:
+                jump = table.get(self._phase ^ before ^ _JUMP)
+                if jump is None or at + jump.parts > len(ends):
+                    break
+                stop = at + jump.parts
+                found = self._find(before, stop)
+                if found is None:
+                    break
+            key, known, self._phase = found
+            used.append(key)
+            self._take(known)
+            at, before = stop, marks[ends[stop - 1] - 1]
+        table.touch(used)
+        return at
+
+    def _find(self, before: int, stop: int) -> tuple[int, Known, int] | None:
+        """Return the run of parts up to `stop`, with its key and the phase after it."""
+        end = self._ends[stop - 1]
+        mark = self._marks[end - 1]
+        phase = self._phase
+        key = _key(before, mark, phase)
+        known = self._table.get(key)
+        if known is not None and known.sensitive and self._last_user >= end:
+            phase = _closed(phase, mark)
+            key = _key(before, mark, phase)
+            known = self._table.get(key)
+        return None if known is None or known.tail is None else (key, known, phase)
+
+    def _take(self, known: Known) -> None:
+        assert known.tail is not None
+        if known.hashes:
+            self._hashes += known.hashes
+            self._link = known.hashes[-1]
+        self._tail = known.tail
+        self._tokens = known.tokens
+
+    # -- what is not ------------------------------------------------------------------------
+
+    def _left(self) -> list[tuple[int, int]]:
+        """Return the runs of parts to render: one, but for beginnings that others may share."""
+        at, stop = self._at, len(self._ends)
+        if at == stop:
+            return []
+        if at or stop == 1:
+            return [(at, stop)]
+        runs = [(0, 1)]
+        if stop > 2:
+            runs.append((1, stop - 1))
+        return [*runs, (stop - 1, stop)]
+
+    def _text(self, first: int, stop: int) -> str:
+        start, end = self._starts[first], self._ends[stop - 1]
+        roles, chat = self._roles, self._chat
+        given = chat.messages[start:end]
+        self._check(given)
+        one = self._table.template.of(chat.tools)
+        assert one is not None
+        return self._frame.part(
+            self._table.template.seen(given, one, ordered=chat.ordered),
+            roles[start - 1] if start else None,
+            roles[end] if end < len(roles) else None,
+            closed=self._last_user >= end,
+            tools=chat.tools,
+        )
+
+    def _check(self, messages: Sequence[Any]) -> None:
+        """Refuse messages with words that change how others are rendered."""
+        unsafe = self._table.separation.unsafe
+        if unsafe and any(_holds(message, unsafe) for message in messages):
+            raise Unrenderable("a message has a word that changes others")
+
+    def _add(self, first: int, stop: int, part: "array[int]") -> None:
+        """Chain the ids of a run on, and remember it."""
+        ids = self._tail + part
+        hashes = chain_tokens(ids, self._link, self._block_tokens)
+        tail = ids[len(hashes) * self._block_tokens :]
+        start, end = self._starts[first], self._ends[stop - 1]
+        before = self._marks[start - 1] if start else self._base
+        mark = self._marks[end - 1]
+        sensitive = self._sensitive(self._chat.messages[start:end])
+        known = Known(hashes, tail, self._tokens + len(part), sensitive)
+        table, phase = self._table, self._phase
+        if stop - first > 1:
+            table.put(phase ^ before ^ _JUMP, Known(_NONE, None, 0, parts=stop - first))
+        if sensitive and self._last_user >= end:
+            if table.get(_key(before, mark, phase)) is None:
+                table.put(_key(before, mark, phase), Known(_NONE, None, 0, sensitive=True))
+            phase = self._phase = _closed(phase, mark)
+        table.put(_key(before, mark, phase), known)
+        self._take(known)
+
+    def _sensitive(self, messages: Sequence[Any]) -> bool:
+        words = self._table.separation.words
+        return self._frame.sensitive or any(
+            message["role"] == "assistant"
+            and (
+                (len(message) > 2 and _thinks(message)) or (bool(words) and _holds(message, words))
+            )
+            for message in messages
+        )
+
+
+_NONE: Final = array("Q")
+
+
+def _base(chat: Conversation, key: bytes, chained: Chained) -> int:
+    """Return the digest that a conversation's messages are chained on to."""
+    base = _hashed(key, chained.seed ^ chained.block_tokens ^ chat.ordered << 32)
+    if chat.tools is None:
+        return base
+    try:
+        return _hashed(orjson.dumps(chat.tools), base)
+    except TypeError:
+        raise Unrenderable("tools nested too deeply") from None
+
+
+def _marks(messages: Sequence[Any], mark: int) -> list[int]:
+    """Return the digest of everything up to and with each message."""
+    marks = []
+    roles = _ROLES
+    for message in messages:
+        content = message.get("content")
+        if len(message) == 2 and type(content) is str:
+            mark = _hashed(content.encode(), mark ^ roles[message["role"]])
+        else:
+            try:
+                mark = _hashed(orjson.dumps(message), mark ^ _OTHER)
+            except TypeError:
+                raise Unrenderable("a message nested too deeply") from None
+        marks.append(mark)
+    return marks
+
+
+def _roles(messages: Sequence[Any], *, developer: bool) -> list[str]:
+    """Return the messages' roles; system prompts only lead, and nothing has a role of its own."""
+    roles = []
+    allowed = _LEADING | _FOLLOWING
+    for message in messages:
+        role = message.get("role") if isinstance(message, dict) else None
+        if role not in allowed:
+            raise Unrenderable("a role that is rendered by its place")
+        if role in _LEADING:
+            if role == "developer" and not developer:
+                role = "system"
+        else:
+            allowed = _FOLLOWING
+        roles.append(role)
+    if roles[1:2] == ["system"] or roles[-1] in _LEADING:
+        raise Unrenderable("several system prompts, or nothing else")
+    return roles
+
+
+def _knows_developer(template: ChatTemplate, chat: Conversation) -> bool:
+    one = template.of(chat.tools)
+    return one is not None and one.knows_developer
+
+
+def _thinks(message: dict[str, Any]) -> bool:
+    return message.get("reasoning") is not None or message.get("reasoning_content") is not None
+
+
+def _holds(message: dict[str, Any], words: frozenset[str]) -> bool:
+    content = message.get("content")
+    if len(message) == 2 and isinstance(content, str):
+        return any(word in content for word in words)
+    text = str(message)
+    return any(word in text for word in words)
+
+
+def _key(before: int, mark: int, phase: int) -> int:
+    return (before * _FROM & _64_BITS) ^ mark ^ phase
+
+
+def _closed(phase: int, mark: int) -> int:
+    return (phase * _CLOSED + mark) & _64_BITS
+
+
+def _size(known: Known) -> int:
+    tail = 0 if known.tail is None else len(known.tail) * 4
+    return _ENTRY_BYTES + len(known.hashes) * 8 + tail

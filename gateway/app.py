@@ -26,8 +26,8 @@ from gateway.config.load import Loaded, load
 from gateway.config.problems import ConfigErrors
 from gateway.config.schema import Config
 from gateway.config.secrets import backend_key
-from gateway.core.dispatcher import Dispatcher
 from gateway.core.prompter import BytePrompter, Prompter
+from gateway.core.queued import QueuedDispatcher
 from gateway.core.settings import CoreSettings
 from gateway.edge.admin import AdminContext, ReloadResult, build_admin
 from gateway.edge.handler import Handler, Parts
@@ -99,7 +99,7 @@ class App:
         config = self._expanded(self.config)
         settings = core_settings(config, {})
         now = self._clock()
-        self.dispatcher = Dispatcher(settings, self._rng, now)
+        self.dispatcher = QueuedDispatcher(settings, self._rng, now)
         self.telemetry = Telemetry(self.dispatcher, clock=self._clock, version=gateway.__version__)
         self._collector = Collector(self.telemetry.collector_pause)
         self._catalog = Catalog(time)
@@ -324,6 +324,7 @@ class App:
         while True:
             await asyncio.sleep(_HOUSEKEEPING_S)
             self._upstreams.expire(self._clock())
+            self.handler.turn_day()
             self._note_awaited()
 
     async def _follow_dns(self) -> None:

@@ -9,7 +9,8 @@ GatewayError
 ├── RequestTimeout                         408
 ├── BodyTooLarge                           413
 ├── UnsupportedEncoding                    415
-├── RateLimited                            429
+├── RateLimited, InsufficientQuota,
+│   QueueFull, QueueTimeout              429
 ├── HeadersTooLarge                        431
 ├── InternalError                          500
 ├── UpstreamError                          502
@@ -163,6 +164,28 @@ class RateLimited(GatewayError):
     type = "rate_limit_error"
     anthropic_type = "rate_limit_error"
     outcome = Outcome.REJECTED_RATE
+
+
+class InsufficientQuota(RateLimited):
+    """The key has used what it may use today: coming back sooner does not help."""
+
+    code = "insufficient_quota"
+    type = "insufficient_quota"
+    should_retry = False
+
+
+class QueueFull(RateLimited):
+    """The class's queue has no place, or no room for this body."""
+
+    code = "queue_full"
+    outcome = Outcome.REJECTED_FULL
+
+
+class QueueTimeout(RateLimited):
+    """No backend could start the request within the time it may wait."""
+
+    code = "queue_timeout"
+    outcome = Outcome.EXPIRED
 
 
 class InternalError(GatewayError):

@@ -3,7 +3,7 @@
 from random import Random
 from typing import Any
 
-from gateway.core.dispatcher import Dispatcher
+from gateway.core.queued import QueuedDispatcher
 from gateway.core.settings import CoreSettings
 from gateway.core.types import Refusal, Ticket
 
@@ -21,6 +21,8 @@ CALLS = (
     "set_up",
     "drain",
     "undrain",
+    "take_started",
+    "due",
 )
 
 
@@ -35,12 +37,12 @@ class Tape:
         self.calls: list[tuple[str, tuple[Any, ...], Any, Any]] = []
         self._tickets: list[Ticket] = []
 
-    def attach(self, core: Dispatcher) -> None:
+    def attach(self, core: QueuedDispatcher) -> None:
         """Write down every call of `core` from now on."""
         for name in CALLS:
             setattr(core, name, self._recording(core, name, getattr(core, name)))
 
-    def _recording(self, core: Dispatcher, name: str, call: Any) -> Any:
+    def _recording(self, core: QueuedDispatcher, name: str, call: Any) -> Any:
         def recorded(*args: Any, **more: Any) -> Any:
             assert not more, "the facade is called by position"
             state = core._rng.getstate()
@@ -58,7 +60,7 @@ class Tape:
             return _Number(next(i for i, t in enumerate(self._tickets) if t is value))
         return value
 
-    def play(self, core: Dispatcher, rng: Random) -> list[tuple[str, Any]]:
+    def play(self, core: QueuedDispatcher, rng: Random) -> list[tuple[str, Any]]:
         """Ask `core`, whose random numbers are `rng`, the same; return its answers by name."""
         tickets: list[Ticket] = []
         answers = []
@@ -100,6 +102,8 @@ def shown(result: Any) -> Any:
             result.prefill_s,
             result.reserved_tokens,
         )
+    if isinstance(result, list):
+        return [shown(one) for one in result]
     if isinstance(result, Refusal):
         return (result.kind, result.retry_after_s, result.detail)
     return result

@@ -12,7 +12,9 @@ from gateway.config.schema import (
     BucketConfig,
     ClassConfig,
     Config,
+    KeyConfig,
     MatchConfig,
+    QueueConfig,
 )
 from gateway.core.settings import (
     AffinitySpec,
@@ -23,9 +25,11 @@ from gateway.core.settings import (
     CoreSettings,
     CostSpec,
     DynamoSpec,
+    KeySpec,
     MatchRule,
     ModelSpec,
     PrebleSpec,
+    QueueSpec,
     RoutingSpec,
     Slo,
     SmgSpec,
@@ -53,6 +57,8 @@ def core_settings(config: Config, served: Mapping[str, tuple[str, ...]]) -> Core
         backends=tuple(BackendSpec(backend.name or "") for backend in backends),
         classes=_classes(effective_classes(config)),
         routing=_routing(config.routing),
+        queue=_queue(config.queue),
+        keys=tuple(_key(key) for key in config.keys),
         index_bytes=config.index.max_mib * _MIB,
         stale_after_s=_STALE_INTERVALS * config.poll.interval_s,
         block_bytes=config.index.block_bytes,
@@ -110,9 +116,33 @@ def _classes(classes: Mapping[str, ClassConfig]) -> tuple[ClassSpec, ...]:
             bucket=_bucket(cls.bucket),
             share=left / unshared if cls.share is None else cls.share,
             max_wait_s=cls.max_wait_s,
+            max_waiting=cls.max_waiting,
+            max_waiting_bytes=cls.max_waiting_mib * _MIB,
+            kv_reserve=cls.kv_reserve,
             slo=Slo(cls.slo.ttft_s, cls.slo.tpot_s),
         )
         for name, cls in classes.items()
+    )
+
+
+def _queue(queue: QueueConfig) -> QueueSpec:
+    return QueueSpec(
+        enabled=queue.enabled,
+        owed_s=queue.owed_s,
+        steal_s=queue.steal_s,
+        kv_share=queue.kv_share,
+        overload_kv_share=queue.overload_kv_share,
+        long_prompt_tokens=float(queue.long_prompt_tokens),
+    )
+
+
+def _key(key: KeyConfig) -> KeySpec:
+    return KeySpec(
+        key.name,
+        key.tokens_per_minute,
+        key.requests_per_minute,
+        key.tokens_per_day,
+        key.streams,
     )
 
 

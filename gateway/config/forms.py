@@ -4,6 +4,7 @@ import ipaddress
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import date
 from urllib.parse import urlsplit
 
 
@@ -67,6 +68,14 @@ def _is_origin(text: str) -> bool:
     return text == "*" or (_is_root_url(text) and not text.endswith("/"))
 
 
+def _is_date(text: str) -> bool:
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return len(text) == len("2026-01-31")
+
+
 FORMS: dict[str, Form] = {
     "text": Form(_is_text, "1 to 4096 printable characters"),
     "name": Form(
@@ -87,6 +96,7 @@ FORMS: dict[str, Form] = {
         _matches(r"[0-9a-fA-F]{64}"), "64 hex digits, as `radixgate key new NAME` prints them"
     ),
     "origin": Form(_is_origin, 'https://HOST[:PORT] without a path, or "*"'),
+    "date": Form(_is_date, "a date such as 2027-01-31"),
     "network": Form(_is_network, "an IP address or network such as 10.0.0.0/8"),
 }
 

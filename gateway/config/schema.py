@@ -144,15 +144,27 @@ class ClassConfig(_Section, frozen=True):
     bucket: Annotated[BucketConfig | None, Key("Token bucket. None = unlimited.")] = None
     share: Annotated[
         float | None,
-        Key(
-            f"Guaranteed share of engine time. None = equal parts of the rest. {NOT_YET}",
-            ge=0,
-            le=1,
-        ),
+        Key("Guaranteed share of engine time. None = equal parts of the rest.", ge=0, le=1),
     ] = None
     max_wait_s: Annotated[
-        float, Key(f"Longest wait in the gateway's queue. {NOT_YET}", unit="s", ge=0, le=3_600)
+        float,
+        Key(
+            "Longest wait in the gateway's queue, and for a backend to come up.",
+            unit="s",
+            ge=0,
+            le=3_600,
+        ),
     ] = 5.0
+    max_waiting: Annotated[
+        int, Key("Most requests of the class that wait at once.", ge=0, le=1_000_000)
+    ] = 10_000
+    max_waiting_mib: Annotated[
+        int, Key("Most body bytes that its waiting requests keep.", unit="MiB", ge=0, le=65_536)
+    ] = 256
+    kv_reserve: Annotated[
+        float,
+        Key("Part of each KV cache that overload of other classes leaves to it.", ge=0, le=0.5),
+    ] = 0.15
     slo: Annotated[SloConfig, Key("Targets.")] = SloConfig()
 
 
@@ -174,11 +186,51 @@ class KeyConfig(_Section, frozen=True):
         msgspec.field(default_factory=lambda: ["*"])
     )
     tokens_per_minute: Annotated[
-        int | None, Key(f"Token limit. None = none. {NOT_YET}", unit="tokens/min", ge=1)
+        int | None,
+        Key("Token limit: uncached prompt and answer. None = none.", unit="tokens/min", ge=1),
     ] = None
     requests_per_minute: Annotated[
-        int | None, Key(f"Request limit. None = none. {NOT_YET}", unit="requests/min", ge=1)
+        int | None, Key("Request limit. None = none.", unit="requests/min", ge=1)
     ] = None
+    tokens_per_day: Annotated[
+        int | None,
+        Key("Hard quota; refused as not retryable. None = none.", unit="tokens/day", ge=1),
+    ] = None
+    streams: Annotated[
+        int | None, Key("Requests at once; more of them wait. None = any number.", ge=1)
+    ] = None
+    expires: Annotated[
+        str | None, Key("Last day it is valid (UTC, YYYY-MM-DD). None = for ever.", form="date")
+    ] = None
+
+
+class QueueConfig(_Section, frozen=True):
+    """Requests held at the gateway while every engine has enough to do."""
+
+    enabled: Annotated[bool, Key("Hold them. Off: everything is sent at once.")] = True
+    owed_s: Annotated[
+        float,
+        Key(
+            "Prefill seconds a backend may owe before the next request is held (W).",
+            unit="s",
+            ge=0,
+            le=60,
+        ),
+    ] = 0.5
+    steal_s: Annotated[
+        float,
+        Key("A backend that owes less takes over what waits for another.", unit="s", ge=0, le=60),
+    ] = 0.125
+    kv_share: Annotated[
+        float,
+        Key("Part of the KV cache that requests may fill before others are held.", ge=0.1, le=1),
+    ] = 0.97
+    overload_kv_share: Annotated[
+        float, Key("The same under overload, for a class of long prompts.", ge=0.1, le=1)
+    ] = 0.7
+    long_prompt_tokens: Annotated[
+        int, Key("Mean prompt from which a class's prompts are long.", unit="tokens", ge=1)
+    ] = 8_000
 
 
 class PollConfig(_Section, frozen=True):
@@ -289,6 +341,7 @@ class Config(_Section, frozen=True):
         Key("Traffic classes by name. None given = the built-in coding and chat.", form="name"),
     ] = {}
     keys: Annotated[list[KeyConfig], Key("API keys. None given = open to everyone.")] = []
+    queue: Annotated[QueueConfig, Key("Requests held at the gateway.")] = QueueConfig()
     poll: Annotated[PollConfig, Key("Reading the backends' metrics.")] = PollConfig()
     index: Annotated[IndexConfig, Key("Index of cached prefixes.")] = IndexConfig()
     limits: Annotated[LimitsConfig, Key("What is accepted.")] = LimitsConfig()

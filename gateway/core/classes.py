@@ -4,10 +4,24 @@ Reservations live as long as their ticket and are settled in the bucket they wer
 when a reload has replaced it meanwhile.
 """
 
+from typing import Protocol
+
 from gateway.core.bucket import Bucket
 from gateway.core.classify import Classifier
 from gateway.core.settings import ClassSpec
 from gateway.core.types import Finish, Outcome, Ticket
+
+
+class Reservable(Protocol):
+    """A token bucket or a quota."""
+
+    def reserve(self, tokens: float, now: float) -> float:
+        """Take `tokens` and return 0, or take nothing and return the seconds to wait."""
+        ...
+
+    def settle(self, reserved: float, used: float, now: float) -> None:
+        """Replace an earlier reservation by what was used."""
+        ...
 
 
 class ClassBooks:
@@ -26,7 +40,7 @@ class Classes:
     """All classes, their buckets and the reservations of live tickets."""
 
     def __init__(self, specs: tuple[ClassSpec, ...], now: float) -> None:
-        self._reserved: dict[int, Bucket] = {}
+        self._reserved: dict[int, tuple[Reservable, ...]] = {}
         self._books: dict[str, ClassBooks] = {}
         self.classifier = Classifier(specs)
         self.apply(specs, now)
@@ -43,6 +57,11 @@ class Classes:
                 entry.admitted = before.admitted
                 entry.rejected = before.rejected
 
+    @property
+    def specs(self) -> tuple[ClassSpec, ...]:
+        """The classes' settings in configured order."""
+        return tuple([books.spec for books in self._books.values()])
+
     def all(self) -> list[ClassBooks]:
         """Return every class in configured order."""
         return list(self._books.values())
@@ -56,15 +75,22 @@ class Classes:
         """Return how many live tickets hold a reservation."""
         return len(self._reserved)
 
-    def hold(self, ticket: Ticket, bucket: Bucket) -> None:
+    def hold(self, ticket: Ticket, taken: tuple[Reservable, ...]) -> None:
         """Remember where `ticket` took its reservation from."""
-        self._reserved[ticket.id] = bucket
+        self._reserved[ticket.id] = taken
+
+    def give_back(self, ticket: Ticket, now: float) -> None:
+        """Return a reservation whole: its ticket was refused after all."""
+        for bucket in self._reserved.pop(ticket.id, ()):
+            bucket.settle(ticket.reserved_tokens, 0.0, now)
 
     def settle(self, ticket: Ticket, finish: Finish, now: float) -> None:
         """Replace the ticket's reservation, if it has one, by what it used."""
-        bucket = self._reserved.pop(ticket.id, None)
-        if bucket is not None:
-            bucket.settle(ticket.reserved_tokens, used_tokens(ticket, finish), now)
+        taken = self._reserved.pop(ticket.id, None)
+        if taken is not None:
+            used = used_tokens(ticket, finish)
+            for bucket in taken:
+                bucket.settle(ticket.reserved_tokens, used, now)
 
 
 def used_tokens(ticket: Ticket, finish: Finish) -> float:

@@ -134,7 +134,7 @@ def refresh(row: Account, now: float) -> None:
     context = float(row.context_tokens + others)
     step = engine.step_s + engine.sequence_s * sequences + engine.context_token_s * context
     row.sequences = sequences
-    row.queue_s = queue = row.owed_ns * 1e-9 + row.other_owed_s
+    row.queue_s = queue = row.owed_ns * 1e-9 + row.other_owed_s + row.held_s
     row.crowding = constants.congestion_weight * rho * stretch
     row.stalled = constants.stall_weight * sequences
     row.step_s = step * stretch

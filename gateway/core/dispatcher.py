@@ -8,6 +8,7 @@ request leave the books more than once.
 from gateway.core import explain
 from gateway.core.belief import SLACK_TOKENS
 from gateway.core.bucket import clamp_retry_after
+from gateway.core.classes import ClassBooks, Reservable
 from gateway.core.counted import expect, spoil
 from gateway.core.learn import learn_prefill, learn_tpot
 from gateway.core.ledger import STALE, Account, LedgerError
@@ -52,6 +53,7 @@ class Dispatcher(Views):
         self._chooser.configure(policy)
         self._cast_shadow(settings)
         self._classes.apply(settings.classes, now)
+        self._keys.apply(settings.keys, now)
         self._outputs.keep(set(self._fleet.pools), {spec.name for spec in settings.classes})
 
     # -- the life of a request --------------------------------------------------------------
@@ -67,16 +69,16 @@ class Dispatcher(Views):
         chooser = self._chooser
         winner = self._choose(pool, query, books.spec.slo, now)
         if winner is None:
-            books.rejected += 1
-            return Refusal(RefusalKind.NO_BACKEND, NO_BACKEND_RETRY_S, query.model)
+            return self._nobody(pool, query, books, now)
         reserved = 0.0
-        bucket = books.bucket if query.prefills else None
-        if bucket is not None:
+        taken: tuple[Reservable, ...] = ()
+        if query.prefills and (books.bucket is not None or query.key is not None):
             reserved = float(winner.uncached_tokens + query.expected_output_tokens)
-            if wait := bucket.reserve(reserved, now):
+            answer = self._reserve(query, books, reserved, now)
+            if isinstance(answer, Refusal):
                 books.rejected += 1
-                return Refusal(RefusalKind.RATE, clamp_retry_after(wait), books.spec.name)
-        books.admitted += 1
+                return answer
+            taken = answer
         self._last_id += 1
         ticket = Ticket(  # positional: half the price of keywords
             self._last_id,
@@ -93,10 +95,10 @@ class Dispatcher(Views):
             reserved,
             winner.depth,
         )
-        if bucket is not None:
-            self._classes.hold(ticket, bucket)
-        self._place(ticket, winner, pool, now)
-        return ticket
+        if taken:
+            self._classes.hold(ticket, taken)
+        self._decided(ticket, pool, winner.hit_tokens)
+        return self._enter(ticket, winner, pool, books, now)
 
     def reassign(self, ticket: Ticket, now: float) -> bool:
         """Move a ticket whose attempt the backend surely did not run to one not tried yet.
@@ -130,7 +132,8 @@ class Dispatcher(Views):
         ticket.last_use = None
         ticket.dispatched_at = now
         ticket.reason = self._chooser.reason
-        self._place(ticket, winner, pool, now)
+        self._decided(ticket, pool, winner.hit_tokens)
+        self._place(ticket, winner, now)
         return True
 
     def attempt_failed(self, ticket: Ticket, now: float) -> None:
@@ -215,20 +218,73 @@ class Dispatcher(Views):
 
     # -- inside: entering -------------------------------------------------------------------
 
-    def _place(self, ticket: Ticket, row: Account, pool: Pool, now: float) -> None:
-        """Enter `ticket` on `row`'s books and index, as the decision just made saw it."""
+    def _reserve(
+        self, query: Query, books: ClassBooks, tokens: float, now: float
+    ) -> tuple[Reservable, ...] | Refusal:
+        """Take `tokens` from all that limits the request, or from none."""
+        key = self._keys.get(query.key)
+        bucket = books.bucket
+        limits: list[tuple[Reservable | None, RefusalKind, str]] = [
+            (bucket, RefusalKind.RATE, f"class `{books.spec.name}`")
+        ]
+        if key is not None:
+            name = f"key `{query.key}`"
+            limits.append((key.quota, RefusalKind.QUOTA, name))
+            limits.append((key.tokens, RefusalKind.RATE, name))
+        taken: list[Reservable] = []
+        for limit, kind, detail in limits:
+            if limit is None:
+                continue
+            if wait := limit.reserve(tokens, now):
+                for other in taken:
+                    other.settle(tokens, 0.0, now)
+                return Refusal(kind, clamp_retry_after(wait), detail)
+            taken.append(limit)
+        return tuple(taken)
+
+    def _nobody(
+        self,
+        pool: Pool,  # noqa: ARG002 - for those that let a request wait
+        query: Query,
+        books: ClassBooks,
+        now: float,  # noqa: ARG002
+    ) -> Ticket | Refusal:
+        """Answer a request that no backend is eligible for."""
+        books.rejected += 1
+        return Refusal(RefusalKind.NO_BACKEND, NO_BACKEND_RETRY_S, query.model)
+
+    def _decided(self, ticket: Ticket, pool: Pool, hit_tokens: int) -> None:
+        """Keep what the decision just made saw and teaches."""
         chooser = self._chooser
         query = ticket.query
-        chain = query.chain
         ticket.trail = explain.trail_of(chooser.rows)
+        if query.prefills:
+            pool.cursor += 1
+            pool.note_hit(hit_tokens, query.chain.tokens)
+            pool.hot.note(chooser.known)
+
+    def _enter(
+        self,
+        ticket: Ticket,
+        row: Account,
+        pool: Pool,  # noqa: ARG002
+        books: ClassBooks,
+        now: float,
+    ) -> Ticket | Refusal:
+        """Take an assigned ticket in: here at once."""
+        books.admitted += 1
+        self._place(ticket, row, now)
+        return ticket
+
+    def _place(self, ticket: Ticket, row: Account, now: float) -> None:
+        """Enter `ticket` on `row`'s books and index."""
+        query = ticket.query
+        chain = query.chain
         row.place(ticket, now)
         if not row.breaker.calm:
             self._bump(row.breaker.sent(ticket.id, now))
         if not query.prefills:
             return
-        pool.cursor += 1
-        pool.note_hit(row.hit_tokens, chain.tokens)
-        pool.hot.note(chooser.known)
         hashes = chain.hashes
         if hashes:
             fleet = self._fleet

@@ -56,6 +56,7 @@ class Account:
         "engine",
         "fresh_until",
         "full_blocks",
+        "held_s",
         "hit_tokens",
         "hit_tokens_predicted",
         "hit_tokens_reported",
@@ -131,6 +132,7 @@ class Account:
         self.other_in_flight = 0
         self.other_context_tokens = 0
         self.other_owed_s = 0.0
+        self.held_s = 0.0  # prefill seconds that wait at the gateway for this backend
         # sums of the above that prices read (`cost.refresh`)
         self.sequences = self.queue_s = self.crowding = self.stalled = 0.0
         self.step_s = self.sequence_s = self.context_token_s = 0.0

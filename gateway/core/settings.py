@@ -185,6 +185,41 @@ class RoutingSpec:
 
 
 @dataclass(slots=True, frozen=True)
+class KeySpec:
+    """Limits of an API key, known here by its name alone; None = no limit of that kind."""
+
+    name: str
+    tokens_per_minute: int | None = None
+    requests_per_minute: int | None = None
+    tokens_per_day: int | None = None
+    streams: int | None = None
+
+    @property
+    def limited(self) -> bool:
+        """Whether there is any limit."""
+        limits = (self.tokens_per_minute, self.requests_per_minute, self.tokens_per_day)
+        return self.streams is not None or any(limit is not None for limit in limits)
+
+
+@dataclass(slots=True, frozen=True)
+class QueueSpec:
+    """When a request waits at the gateway instead of inside its engine (results.md, "Queue").
+
+    `owed_s` = W: prefill seconds a backend may owe before the next request is held; `steal_s` = one
+    that owes less takes over what waits for another; `kv_share` = part of the KV cache that
+    requests may fill, `overload_kv_share` the same under overload for a class whose mean prompt has
+    `long_prompt_tokens` or more.
+    """
+
+    enabled: bool = True
+    owed_s: float = 0.5
+    steal_s: float = 0.125
+    kv_share: float = 0.97
+    overload_kv_share: float = 0.7
+    long_prompt_tokens: float = 8000.0
+
+
+@dataclass(slots=True, frozen=True)
 class CoreSettings:
     """Everything the dispatcher is built from; `Dispatcher.apply` takes a new one on reload."""
 
@@ -192,6 +227,8 @@ class CoreSettings:
     backends: tuple[BackendSpec, ...]
     classes: tuple[ClassSpec, ...]
     routing: RoutingSpec = RoutingSpec()
+    queue: QueueSpec = QueueSpec(enabled=False)
+    keys: tuple[KeySpec, ...] = ()
     index_bytes: int = 512 * 1024 * 1024
     stale_after_s: float = 0.75
     block_bytes: int = field(default=256)

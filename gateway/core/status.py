@@ -31,7 +31,7 @@ def backend_status(row: Account, index_blocks: int, now: float) -> BackendStatus
 def class_status(
     name: str, bucket: Bucket | None, admitted: int, rejected: int, now: float
 ) -> ClassStatus:
-    """Return one class's figures. Nothing waits at the gateway: a request is sent or refused."""
+    """Return one class's figures, without the queue's."""
     return ClassStatus(
         name=name,
         waiting=0,

@@ -125,6 +125,7 @@ class Query(msgspec.Struct, frozen=True, gc=False):
 
     `stream` False = the answer comes whole, so its first byte says nothing about the prefill.
     `prefills` False = the engine only counts or spells tokens: its cache learns nothing of `chain`.
+    `body_bytes` is what a waiting request keeps; `patience_s` how long its client says it waits.
     """
 
     model: str
@@ -136,6 +137,8 @@ class Query(msgspec.Struct, frozen=True, gc=False):
     key: str | None = None
     stream: bool = True
     prefills: bool = True
+    body_bytes: int = 0
+    patience_s: float | None = None
 
 
 TrailRow = tuple[str, int, int, int, float, float, tuple[float, ...]]
@@ -148,9 +151,11 @@ class Ticket(msgspec.Struct, gc=False):
     The dispatcher owns and mutates it; callers read `backend` (the configured name) and the
     predicted hit, and hand it back. `last_use` is when the backend last used the last of the
     `known_blocks`, and how many of them then, where they are worth learning from. `tried` are the
-    slots whose attempts failed; `owes` = its prefill is still on the backend's books; `visit` undoes
-    the prefix index's belief; `trail` is the decision's candidates until `remember` or the end. No
-    cycle leads through a ticket, so the garbage collector need not look at it.
+    slots whose attempts failed; `owes` = its prefill is still on the backend's books; `held` = it
+    waits at the gateway, and `backend` may yet change; `counted` = it is on the queue's books of
+    what was sent; `stream_of` = the limited key whose stream it is; `visit` undoes the prefix
+    index's belief; `trail` is the decision's candidates until `remember` or the end. No cycle leads
+    through a ticket, so the garbage collector need not look at it.
     """
 
     id: int
@@ -172,6 +177,9 @@ class Ticket(msgspec.Struct, gc=False):
     tried: tuple[BackendId, ...] = ()
     finished: bool = False
     owes: bool = False
+    held: bool = False
+    counted: bool = False
+    stream_of: str | None = None
     visit: Any = None
     trail: Sequence[TrailRow] = ()
 
@@ -181,6 +189,9 @@ class RefusalKind(Enum):
     """Why `admit` said no."""
 
     RATE = "rate"
+    FULL = "full"
+    EXPIRED = "expired"
+    QUOTA = "quota"
     NO_BACKEND = "no_backend"
     UNKNOWN_MODEL = "unknown_model"
 

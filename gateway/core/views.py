@@ -12,6 +12,7 @@ from gateway.core.chooser import Chooser
 from gateway.core.classes import Classes
 from gateway.core.classify import Features
 from gateway.core.fleet import Fleet
+from gateway.core.key_limits import Keys
 from gateway.core.learn import OutputLengths
 from gateway.core.ledger import STALE, Account, SilentPrefills
 from gateway.core.policies import POLICIES, policy_named
@@ -35,6 +36,7 @@ class Views:
         self._silent = SilentPrefills()
         self._refresh_all()
         self._classes = Classes(settings.classes, now)
+        self._keys = Keys(settings.keys, now)
         self._outputs = OutputLengths()
         self._memory = explain.Memory()
         self._last_id = 0

@@ -194,6 +194,8 @@ class Endings:
             handler.quiet.set()
         try:
             if ticket is not None and not ticket.finished:
+                if ticket.held:
+                    handler.parking.leave(ticket)
                 handler.dispatcher.finish(ticket, finish, now)
                 if usage.prompt_tokens is not None and self._prompter is not None:
                     query = ticket.query

@@ -19,6 +19,7 @@ from gateway.edge import keys
 from gateway.edge.attempts import Attempts
 from gateway.edge.decode import decode_body
 from gateway.edge.large import LARGE, apart
+from gateway.edge.parking import error_of
 from gateway.edge.query import (
     build_query,
     model_not_found,
@@ -26,7 +27,14 @@ from gateway.edge.query import (
     resolve_model,
     start_chain,
 )
-from gateway.errors import GatewayError, InternalError, NoBackend, NotFound, RateLimited
+from gateway.errors import (
+    GatewayError,
+    InsufficientQuota,
+    InternalError,
+    NoBackend,
+    NotFound,
+    RateLimited,
+)
 from gateway.tasks import spawn
 from gateway.telemetry.record import AdmissionResult
 
@@ -64,7 +72,13 @@ class Exchange(Attempts):
         ticket, now = self._admit(self._ask(parsed, model, chain))
         if parsed.stream or parsed.model != model or self.request.key is not None:
             self._edit_body(parsed, model)
-        self._attempt(ticket, now)
+        self._go_on(ticket, now)
+
+    def _go_on(self, ticket: Ticket, now: float) -> None:
+        if ticket.held:
+            self._handler.parking.park(ticket, self)
+        else:
+            self._attempt(ticket, now)
 
     async def _begin_large(self) -> None:
         """Do the same, and what takes long in a thread; cancelled when the request ends."""
@@ -89,14 +103,13 @@ class Exchange(Attempts):
         if not isinstance(chain, Chain):
             chain = await chain.wait()
         query = self._ask(parsed, model, chain)
-        await asyncio.sleep(0)  # that hashed the prompt, and the index takes as long again
-        ticket, _ = self._admit(query)
         if len(self._body) > LARGE:
             await apart(partial(self._edit_body, parsed, model))
         else:
             self._edit_body(parsed, model)
+            await asyncio.sleep(0)  # that hashed the prompt, and the index takes as long again
         self._waiting = None
-        self._attempt(ticket, self._handler.clock())
+        self._go_on(*self._admit(query))
 
     def _fail(self, error: Exception) -> None:
         """Answer with the refusal that was raised, or own up to a fault of ours."""
@@ -146,6 +159,8 @@ class Exchange(Attempts):
             key=request.key,
             forced_class=request.plan.forced_class,
             session=request.session,
+            body_bytes=len(self._body),
+            patience_s=request.plan.patience_s,
         )
 
     def _admit(self, query: Query) -> tuple[Ticket, float]:
@@ -161,11 +176,30 @@ class Exchange(Attempts):
         if isinstance(ticket, Refusal):
             raise self._refusal(ticket, cls, query.model)
         self.ticket = ticket
-        handler.telemetry.admission(cls, _ADMITTED)
+        if not ticket.held:
+            handler.telemetry.admission(cls, _ADMITTED)
         if query.prefills:
             record.prompt_tokens = query.chain.tokens
         record.queue_s = 0.0
         return ticket, now
+
+    def released(self, ticket: Ticket, now: float) -> None:
+        """Go on: the ticket, held until `now`, has a backend."""
+        record = self.record
+        record.queue_s = now - ticket.admitted_at
+        self._handler.telemetry.admission(ticket.query.cls, _ADMITTED)
+        self._attempt(ticket, now)
+
+    def expired(self, refusal: Refusal) -> None:
+        """Refuse: the ticket was held as long as it may be."""
+        ticket, handler = self.ticket, self._handler
+        assert ticket is not None
+        self.record.queue_s = waited = handler.clock() - ticket.admitted_at
+        kind = AdmissionResult.EXPIRED
+        if refusal.kind is RefusalKind.NO_BACKEND:
+            kind = AdmissionResult.NO_BACKEND
+        handler.telemetry.admission(ticket.query.cls, kind)
+        self.refuse(error_of(refusal, waited))
 
     def _begin_by_id(self, response_id: str) -> None:
         """`/v1/responses/{id}`: only the backend that made a response knows it."""
@@ -192,10 +226,17 @@ class Exchange(Attempts):
         telemetry = self._handler.telemetry
         if refusal.kind is RefusalKind.RATE:
             telemetry.admission(cls, AdmissionResult.REJECTED_RATE)
-            message = f"The token bucket of class `{cls}` is empty; see retry-after."
+            message = f"The rate limit of {refusal.detail} is reached; see retry-after."
             return RateLimited(message, retry_after_s=refusal.retry_after_s)
+        if refusal.kind is RefusalKind.QUOTA:
+            telemetry.admission(cls, AdmissionResult.REJECTED_RATE)
+            message = f"The quota of {refusal.detail} is used up (keys.tokens_per_day)."
+            return InsufficientQuota(message, retry_after_s=refusal.retry_after_s)
         if refusal.kind is RefusalKind.UNKNOWN_MODEL:
             return model_not_found(model)
+        if refusal.kind is RefusalKind.FULL:
+            telemetry.admission(cls, AdmissionResult.REJECTED_FULL)
+            return error_of(refusal, 0.0)
         telemetry.admission(cls, AdmissionResult.NO_BACKEND)
         message = f"No backend of `{model[:100]}` is up."
         return NoBackend(message, retry_after_s=refusal.retry_after_s)

@@ -10,12 +10,13 @@ import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Protocol
 from urllib.parse import unquote
 
 from gateway.config.schema import Config, KeyConfig
-from gateway.core.dispatcher import Dispatcher
 from gateway.core.prompter import Prompter
+from gateway.core.queued import QueuedDispatcher
 from gateway.core.types import Chain, Explanation
 from gateway.edge import routes
 from gateway.edge.answers import JSON, Cors, RequestIds, error_lines
@@ -23,8 +24,9 @@ from gateway.edge.client import ClientConnection
 from gateway.edge.endings import Endings
 from gateway.edge.exchange import Exchange
 from gateway.edge.homes import ResponseHomes
-from gateway.edge.http import HttpRequest, Plan, client_request_id, path_of
+from gateway.edge.http import HttpRequest, Plan, client_request_id, path_of, patience_of
 from gateway.edge.keys import KeyRing
+from gateway.edge.parking import Parking
 from gateway.edge.query import (
     build_query,
     model_not_found,
@@ -59,12 +61,16 @@ class ModelList(Protocol):
         """Return one model's JSON."""
 
 
+def _utc_day() -> str:
+    return datetime.now(UTC).date().isoformat()
+
+
 @dataclass(slots=True)
 class Parts:
     """What the handler is wired to; `app` builds it."""
 
     config: Config
-    dispatcher: Dispatcher
+    dispatcher: QueuedDispatcher
     telemetry: Telemetry
     upstreams: Upstreams
     catalog: ModelList
@@ -72,6 +78,7 @@ class Parts:
     default_prompter: Prompter
     clock: Callable[[], float]
     rng: random.Random
+    today: Callable[[], str] = _utc_day
 
 
 class Handler:
@@ -87,7 +94,9 @@ class Handler:
         self.draining = False
         self.awaiting_models = False  # set by `app`: a backend has not told its models yet
         self.quiet = asyncio.Event()
+        self.parking = Parking(parts.dispatcher)
         self._catalog = parts.catalog
+        self._today = parts.today
         self._rng = parts.rng
         self._ids = RequestIds()
         self._default_prompter = parts.default_prompter
@@ -96,7 +105,8 @@ class Handler:
     def configure(self, config: Config, prompters: Mapping[str, Prompter]) -> None:
         """Take a new configuration; requests in progress keep what they have."""
         self._prompters = prompters
-        self.keys = KeyRing(config.keys)
+        self._key_configs = config.keys
+        self.keys = KeyRing(config.keys, self._today())
         self.cors = Cors(config.cors.origins)
         self.timeouts = config.timeouts
         # A wait that begins after a look at the deadlines must be seen before it is over.
@@ -112,6 +122,13 @@ class Handler:
         self.shown: dict[tuple[str | None, str | None, str], bytes] = {}
         self.era = object()  # another one with every configuration
         self._proxies = [ipaddress.ip_network(net, strict=False) for net in config.trusted_proxies]
+
+    def turn_day(self) -> None:
+        """Leave out the keys that have expired; heads seen before are checked again."""
+        today = self._today()
+        if today != self.keys.today:
+            self.keys = KeyRing(self._key_configs, today)
+            self.era = object()
 
     # --- server.Handler
 
@@ -138,6 +155,7 @@ class Handler:
             request.plan = Plan(
                 coding=request.text(b"content-encoding"),
                 forced_class=request.text(b"x-gateway-class") if may_choose else None,
+                patience_s=patience_of(request.picked),
             )
             request.era = self.era
 

@@ -44,6 +44,7 @@ _NOTED = frozenset(  # read by us and forwarded
         b"session-id",
         b"x-claude-code-session-id",
         b"x-session-affinity",
+        b"x-stainless-read-timeout",
     }
 )
 _STEERING = frozenset(  # forwarded headers that vLLM obeys, or that would lie about the client
@@ -69,6 +70,7 @@ _SESSION_HEADERS = (
     b"x-claude-code-session-id",
     b"x-session-affinity",
 )
+_MAX_PATIENCE_S = 86_400.0
 _AUTHORITY = re.compile(rb"[^/?]*")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 STATUS_LINES = {
@@ -79,12 +81,13 @@ STATUS_LINES = {
 class Plan(msgspec.Struct):
     """What a head alone decides under one configuration; shared by all requests with that head.
 
-    `lines` are the header lines a backend gets but for the request id and the length; `plain`
+    `patience_s` is how long the client says it waits for a first byte. `lines` are the header lines a backend gets but for the request id and the length; `plain`
     the same when the answer must come without a content coding. Both are empty until first used.
     """
 
     coding: str | None = None
     forced_class: str | None = None
+    patience_s: float | None = None
     lines: bytes = b""
     plain: bytes = b""
 
@@ -166,6 +169,15 @@ def session_of(picked: dict[bytes, bytes]) -> str | None:
         if value:
             return value[:256].decode("latin-1")
     return None
+
+
+def patience_of(picked: dict[bytes, bytes]) -> float | None:
+    """Return the seconds after which the client gives up reading, if it says so sensibly."""
+    try:
+        seconds = float(picked.get(b"x-stainless-read-timeout", b""))
+    except ValueError:
+        return None
+    return seconds if 0.0 < seconds < _MAX_PATIENCE_S else None
 
 
 def client_request_id(picked: dict[bytes, bytes]) -> bytes | None:

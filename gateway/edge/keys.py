@@ -8,15 +8,15 @@ from gateway.errors import InvalidApiKey, PermissionDenied
 
 
 class KeyRing:
-    """The configured keys. An empty ring leaves the listener open."""
+    """The keys that are valid on one day. Without configured keys the listener is open."""
 
-    def __init__(self, keys: list[KeyConfig]) -> None:
-        self._by_digest = {key.sha256.lower(): key for key in keys}
-
-    @property
-    def open(self) -> bool:
-        """Return whether no key is asked for."""
-        return not self._by_digest
+    def __init__(self, keys: list[KeyConfig], today: str = "") -> None:
+        """Take the keys that have not expired before `today` (UTC, YYYY-MM-DD)."""
+        self.open = not keys
+        self.today = today
+        self._by_digest = {
+            key.sha256.lower(): key for key in keys if key.expires is None or key.expires >= today
+        }
 
     def check(self, authorization: bytes | None, x_api_key: bytes | None) -> KeyConfig | None:
         """Return the caller's key, None when the ring is open.
@@ -24,7 +24,7 @@ class KeyRing:
         Raises:
             InvalidApiKey: none given, or none we know.
         """
-        if not self._by_digest:
+        if self.open:
             return None
         for secret in (_bearer(authorization), x_api_key):
             if secret:

@@ -90,6 +90,8 @@ def build_query(
     key: KeyConfig | None = None,
     forced_class: str | None = None,
     session: str | None = None,
+    body_bytes: int = 0,
+    patience_s: float | None = None,
 ) -> Query:
     """Classify the request and return what `Dispatcher.admit` takes."""
     name, key_class = (None, None) if key is None else (key.name, key.class_)
@@ -104,5 +106,15 @@ def build_query(
     elif parsed.api in _TOKENIZER_ONLY:
         prefills = False
     return Query(
-        model, cls, chain, output, session or parsed.session, rule, name, parsed.stream, prefills
+        model,
+        cls,
+        chain,
+        output,
+        session or parsed.session,
+        rule,
+        name,
+        parsed.stream,
+        prefills,
+        body_bytes,
+        patience_s,
     )

@@ -15,7 +15,7 @@ from random import Random
 from gateway.config import build
 from gateway.config.schema import BackendConfig, Config, ModelConfig
 from gateway.core.classify import Features
-from gateway.core.dispatcher import Dispatcher
+from gateway.core.queued import QueuedDispatcher
 from gateway.core.settings import BackendSpec, ClassSpec, CoreSettings, RoutingSpec
 from gateway.core.types import Chain, Finish, Outcome, Query, Refusal, Snapshot, Ticket, Usage
 from gateway.sim.engine import EngineFull
@@ -28,6 +28,7 @@ from gateway.sim.traffic import BLOCK_TOKENS, Dialogue, Workload, blocks_in
 from gateway.sim.virtual import Agenda
 
 MODEL = "sim"
+DEFAULT_POLICY = RoutingSpec().policy
 PATH = "/v1/chat/completions"
 MAX_ATTEMPTS = 2  # as the gateway's default
 _STALE_POLLS = 3  # design section 7
@@ -55,7 +56,8 @@ class FleetSpec:
 def core_settings(workload: Workload, fleet: FleetSpec, routing: RoutingSpec | str) -> CoreSettings:
     """Return what a gateway in front of the fleet runs with: its defaults, but for what is given.
 
-    `routing` is a policy's name, its parameters being the defaults, or all of it.
+    `routing` is a policy's name, its parameters being the defaults, or all of it. Policies but the
+    default one are compared as their gateways are: without a queue.
     """
     names = [f"b{number}" for number in range(fleet.replicas)]
     backends = [BackendConfig(name=name, url=f"http://{name}:8000") for name in names]
@@ -69,7 +71,8 @@ def core_settings(workload: Workload, fleet: FleetSpec, routing: RoutingSpec | s
         for name, slo in workload.slos.items()
     )
     stale_s = _STALE_POLLS * fleet.poll_s + fleet.age_s or _NEVER_STALE_S
-    return replace(live, classes=classes, routing=routing, stale_after_s=stale_s)
+    queue = replace(live.queue, enabled=live.queue.enabled and routing.policy == DEFAULT_POLICY)
+    return replace(live, classes=classes, routing=routing, queue=queue, stale_after_s=stale_s)
 
 
 class Flight:
@@ -105,7 +108,11 @@ class FleetRun:
     def __init__(
         self, workload: Workload, fleet: FleetSpec, settings: CoreSettings, *, seed: int = 1
     ) -> None:
-        self.core = Dispatcher(settings, Random(seed), 0.0)  # noqa: S311 - spreads ties
+        self.core = QueuedDispatcher(settings, Random(seed), 0.0)  # noqa: S311 - spreads ties
+        self.core.wake = self._wake
+        self._parked: dict[int, Flight] = {}
+        self._woken = False
+        self._limit_at = inf
         self.records: list[Record] = []
         self.replicas: dict[str, Replica] = {}
         self._workload = workload
@@ -163,7 +170,41 @@ class FleetRun:
             self._end(flight, cls, Result.REFUSED, now)
             return
         flight.ticket = admitted
-        self._attempt(flight, admitted, now)
+        if admitted.held:
+            self._parked[admitted.id] = flight
+            self._watch_limits()
+        else:
+            self._attempt(flight, admitted, now)
+
+    # -- the queue ------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        if not self._woken:
+            self._woken = True
+            self._agenda.at(self._agenda.now, self._release)
+
+    def _release(self, now: float, _: object) -> None:
+        """Pass on what the core let go of."""
+        self._woken = False
+        for ticket in self.core.take_started():
+            flight = self._parked.pop(ticket.id, None)
+            if flight is not None:
+                self._attempt(flight, ticket, now)
+
+    def _watch_limits(self) -> None:
+        due = self.core.next_due
+        if due < self._limit_at:
+            self._limit_at = due
+            self._agenda.at(due, self._expire)
+
+    def _expire(self, now: float, _: object) -> None:
+        """Refuse what has waited as long as it may."""
+        self._limit_at = inf
+        for ticket in self.core.due(now):
+            flight = self._parked.pop(ticket.id)
+            self.core.finish(ticket, Finish(Outcome.EXPIRED, False, sent=False), now)
+            self._end(flight, ticket.query.cls, Result.REFUSED, now)
+        self._watch_limits()
 
     def _attempt(self, flight: Flight, ticket: Ticket, now: float) -> None:
         """Pass a request on to its backend, and to another one while that does not take it."""

@@ -16,8 +16,8 @@ from typing import Any
 import uvloop
 
 from gateway.config.schema import Config
-from gateway.core.dispatcher import Dispatcher
 from gateway.core.prompter import BytePrompter
+from gateway.core.queued import QueuedDispatcher
 from gateway.core.settings import BackendSpec, ClassSpec, CoreSettings, MatchRule, ModelSpec
 from gateway.edge.handler import Handler, Parts
 from gateway.edge.server import Listener
@@ -81,7 +81,7 @@ def build(backends: int) -> tuple[Handler, Listener]:
         backends=tuple(BackendSpec(name) for name in names),
         classes=(coding, ClassSpec("chat", default=True)),
     )
-    dispatcher = Dispatcher(settings, rng, clock())
+    dispatcher = QueuedDispatcher(settings, rng, clock())
     telemetry = Telemetry(dispatcher, clock=clock, version="bench")
     telemetry.set_labels(["coding", "chat"], ["m"], names)
     upstreams = Upstreams()

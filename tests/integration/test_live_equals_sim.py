@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 
 from gateway import app as app_module
-from gateway.core.dispatcher import Dispatcher
+from gateway.core.queued import QueuedDispatcher
 from gateway.core.settings import CoreSettings
 from gateway.sim.client import LoadClient
 from gateway.sim.faults_at import Fault, Happening
@@ -34,13 +34,13 @@ REPLICAS = 3
 def live_tape(monkeypatch: pytest.MonkeyPatch) -> Tape:
     tape = Tape()
 
-    class Recorded(Dispatcher):
+    class Recorded(QueuedDispatcher):
         def __init__(self, settings: CoreSettings, rng: Random, now: float) -> None:
             tape.start = (settings, rng.getstate(), now)
             super().__init__(settings, rng, now)
             tape.attach(self)
 
-    monkeypatch.setattr(app_module, "Dispatcher", Recorded)
+    monkeypatch.setattr(app_module, "QueuedDispatcher", Recorded)
     return tape
 
 
@@ -71,7 +71,7 @@ async def test_what_a_live_gateway_decided_a_simulator_decides(
 
     rng = Random()
     rng.setstate(state)
-    core = Dispatcher(settings, rng, started)  # as FleetRun makes its own
+    core = QueuedDispatcher(settings, rng, started)  # as FleetRun makes its own
     assert live_tape.play(core, rng) == live_tape.answers
     assert len(live_tape.decisions()) > 40
     assert len({decision[0] for decision in live_tape.decisions()}) == REPLICAS
@@ -91,7 +91,7 @@ def test_what_a_simulator_decided_a_live_core_decides() -> None:
     run.run()
 
     rng = Random(5)
-    assert tape.play(Dispatcher(settings, rng, 0.0), rng) == tape.answers
+    assert tape.play(QueuedDispatcher(settings, rng, 0.0), rng) == tape.answers
     assert len(tape.decisions()) > 300
 
 

@@ -74,7 +74,7 @@ def test_a_reservation_is_settled_in_the_bucket_it_came_from() -> None:
     assert isinstance(old, Bucket)
     held = ticket()
     old.reserve(held.reserved_tokens, 0.0)
-    classes.hold(held, old)
+    classes.hold(held, (old,))
     classes.apply((ClassSpec("chat", default=True),), 0.0)
     classes.apply((LIMITED,), 0.0)
     new = classes.named("chat").bucket

@@ -1,10 +1,12 @@
 """Start, reload and refusal of the whole process."""
 
 import asyncio
+import gc
 import signal
 import socket
 import subprocess
 import sys
+from array import array
 from pathlib import Path
 
 import pytest
@@ -167,3 +169,24 @@ def test_a_tokenizer_that_does_not_load_is_one_line_and_code_2(tmp_path: Path) -
     assert ended.returncode == 2
     assert str(missing) in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+async def test_a_forgotten_backend_s_memory_comes_back_without_any_request() -> None:
+    async with running() as rig:
+        fleet = rig.app.dispatcher._fleet
+        (row,) = fleet.by_name.values()
+        fleet.trie.set_capacity(row.slot, 10**6)
+        for number in range(5_000):
+            fleet.trie.insert(row.slot, array("Q", [number, 1]), 0.0)
+        fleet.trie.drop(row.slot)
+        assert fleet.trie.nodes > 4_000
+        await eventually(lambda: fleet.trie.nodes == 1)
+
+
+async def test_the_collector_is_left_as_it_was_found() -> None:
+    before = gc.get_threshold()
+    async with running() as rig:
+        assert gc.get_threshold() != before
+        assert (await rig.ask(post(CHAT, chat()))).status == 200
+        await eventually(lambda: "gateway_collector_pause_seconds 0\n" not in rig.metrics())
+    assert gc.get_threshold() == before

@@ -11,7 +11,6 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from pathlib import Path
 from time import time  # noqa: TID251 - dates in /v1/models, no interval
 from typing import Self
 
@@ -26,7 +25,7 @@ from gateway.config.load import Loaded, load
 from gateway.config.problems import ConfigErrors
 from gateway.config.schema import Config
 from gateway.config.secrets import backend_key
-from gateway.core.prompter import BytePrompter, Prompter
+from gateway.core.prompter import BytePrompter
 from gateway.core.queued import QueuedDispatcher
 from gateway.core.settings import CoreSettings
 from gateway.edge.admin import AdminContext, ReloadResult, build_admin
@@ -34,6 +33,7 @@ from gateway.edge.handler import Handler, Parts
 from gateway.edge.server import Listener
 from gateway.edge.sockets import bind, url_of
 from gateway.edge.upstreams import Upstreams, UpstreamSpec
+from gateway.prompt.shelf import Tokenizers
 from gateway.telemetry.lag import watch_lag
 from gateway.telemetry.logs import Logs
 from gateway.telemetry.metrics import Telemetry
@@ -89,7 +89,6 @@ class App:
         self._addresses: Mapping[str, tuple[str, ...]] = {}
         self._unknown: list[str] = []  # top-level backends that have not told their models
         self.config = self._started_with = loaded.config
-        self._tokenizers: dict[str, tuple[int, Prompter]] = {}
         self.started_at = self._awaited_since = self._clock()
 
     async def start(self) -> Self:
@@ -105,7 +104,8 @@ class App:
         self._catalog = Catalog(time)
         self._upstreams = Upstreams()
         self._upstreams.replace(_upstream_specs(config))
-        self._byte_prompter = BytePrompter(self._salt, config.index.block_bytes)
+        by_bytes = BytePrompter(self._salt, config.index.block_bytes)
+        self._tokenizers = Tokenizers(self._salt, by_bytes, self.telemetry.fallback)
         self.handler = Handler(
             Parts(
                 config=config,
@@ -113,8 +113,8 @@ class App:
                 telemetry=self.telemetry,
                 upstreams=self._upstreams,
                 catalog=self._catalog,
-                prompters=self._prompters(config),
-                default_prompter=self._byte_prompter,
+                prompters=self._tokenizers.prompters(config),
+                default_prompter=by_bytes,
                 clock=self._clock,
                 rng=self._rng,
             )
@@ -180,6 +180,7 @@ class App:
             try:
                 loaded = await asyncio.to_thread(self._source.load)
                 addresses = await resolve(loaded.config, self._addresses)
+                await asyncio.to_thread(self._tokenizers.prompters, loaded.config)
                 restart = _needs_restart(self._started_with, loaded.config)
                 self._apply(loaded.config, addresses)
             except ConfigErrors as errors:
@@ -203,25 +204,6 @@ class App:
         return url_of(self._admin_socket)
 
     # --- building
-
-    def _prompters(self, config: Config) -> dict[str, Prompter]:
-        """Return the token-mode prompters; other models use byte mode."""
-        prompters: dict[str, Prompter] = {}
-        for model in config.models:
-            if model.tokenizer is not None:
-                prompters[model.name] = self._tokenizer(model.tokenizer)
-        return prompters
-
-    def _tokenizer(self, path: str) -> Prompter:
-        """Return the prompter of a tokenizer; a reload keeps one whose file is unchanged."""
-        from gateway.prompt.load import load_prompter  # noqa: PLC0415 - optional extra
-
-        changed = Path(path).stat().st_mtime_ns if Path(path).exists() else 0
-        held = self._tokenizers.get(path)
-        if held is None or held[0] != changed:
-            held = changed, load_prompter(path, self._salt, self._byte_prompter)
-            self._tokenizers[path] = held
-        return held[1]
 
     def _bind_listeners(self) -> None:
         listen, admin = self.config.listen, self.config.admin
@@ -260,6 +242,7 @@ class App:
         await self._watch.stop()
         self._listener.abort_all()
         self._upstreams.abort()
+        self._tokenizers.close()
         await self._runner.cleanup()
         self._collector.close()
 
@@ -270,7 +253,7 @@ class App:
         expanded = expand_dns(config, addresses)
         settings = core_settings(expanded, self._catalog.served())
         specs = _upstream_specs(expanded)
-        prompters = self._prompters(expanded)
+        prompters = self._tokenizers.prompters(expanded)  # `reload` has loaded them
         self.dispatcher.apply(settings, self._clock())
         if config is not self.config:
             self._awaited_since = self._clock()

@@ -11,6 +11,7 @@ import orjson
 from xxhash import xxh3_64_intdigest, xxh128_digest
 
 from gateway.core.chain import chain_tokens, token_seed
+from gateway.core.exact_index import ExactIndex
 
 SALT = 77
 MODEL = "m"
@@ -36,28 +37,22 @@ def chain(
     return chain_tokens(ids, seed(adapter, cache_salt), block)
 
 
-class ToyIndex:
-    """The prefix index as events change it: what each slot holds, by our hashes."""
+class SeenIndex(ExactIndex):
+    """The product's index, looked into."""
 
-    def __init__(self) -> None:
-        self.held: dict[int, set[int]] = {}
-        self.unlinked = 0
+    @property
+    def held(self) -> dict[int, set[int]]:
+        """What each slot holds, by our hashes."""
+        found = {
+            slot: {own for own, mask in self.masks.items() if mask >> lane & 1}
+            for slot, lane in self._lane_of.items()
+        }
+        return {slot: owns for slot, owns in found.items() if owns}
 
-    def extend(self, slot: int, link: int | None, hashes: "array[int]") -> None:
-        held = self.held.setdefault(slot, set())
-        if link is not None and link not in held:
-            self.unlinked += 1
-        held.update(hashes)
-
-    def shrink(self, slot: int, hashes: Sequence[int]) -> None:
-        self.held.setdefault(slot, set()).difference_update(hashes)
-
-    def forget(self, slot: int) -> None:
-        self.held.pop(slot, None)
-
-    def depth(self, slot: int, hashes: Sequence[int]) -> int:
-        held = self.held.get(slot, set())
-        return next((i for i, own in enumerate(hashes) if own not in held), len(hashes))
+    def depth(self, slot: int, hashes: "array[int]") -> int:
+        """The leading blocks of a prompt that a slot holds."""
+        held = self.lookup(hashes, 1 << self._lane_of[slot], len(hashes))
+        return held[0][0] if held else 0
 
 
 class ToyEngine:
@@ -145,9 +140,13 @@ class ToyEngine:
 
     def evict(self) -> None:
         name = next(iter(self.cached))
-        if self.copies.get(name):  # one copy goes, the other was used later: it leaves a gap
+        if self.copies.get(name):  # one copy goes; the other was used later, with all before it
             self.copies[name] -= 1
-            self.cached[name] = self.cached.pop(name)
+            before = {ids: other for other, ids in self.cached.items()}
+            ids = self.cached[name]
+            for end in range(len(ids), 0, -self.block):
+                if (other := before.get(ids[:end])) is not None:
+                    self.cached[other] = self.cached.pop(other)
             self._tell({"type": "BlockRemoved", "block_hashes": [name], "medium": "GPU"})
             return
         del self.cached[name]

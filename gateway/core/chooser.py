@@ -44,7 +44,7 @@ class Chooser:
             return self._choose_idlest(pool, query, now, tried)
         policy = self.used = self.policy
         chain = query.chain
-        held = fleet.trie.lookup(chain.hashes)
+        held = fleet.exactness.lookup(query.model, chain, now)
         demand = self._demand
         demand.now = now
         demand.chain = chain
@@ -107,7 +107,7 @@ class Chooser:
         demand.output_tokens = query.expected_output_tokens
         demand.tpot_slo_s = slo.tpot_s
         demand.hit_share = pool.hit_share
-        fill(rows, self._fleet.trie.lookup(chain.hashes), demand)
+        fill(rows, self._fleet.exactness.lookup(query.model, chain, now), demand)
         cost.score(rows, demand, self._rng)
 
     def measure(self, rows: Sequence[Account], query: Query, now: float) -> None:
@@ -116,7 +116,7 @@ class Chooser:
         demand.now = now
         demand.chain = query.chain if query.prefills else NOTHING
         demand.prompt_tokens = demand.chain.tokens or 1
-        fill(rows, self._fleet.trie.lookup(demand.chain.hashes), demand)
+        fill(rows, self._fleet.exactness.lookup(query.model, demand.chain, now), demand)
         if not query.prefills:
             for row in rows:
                 row.uncached_tokens = 0

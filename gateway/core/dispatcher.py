@@ -12,6 +12,8 @@ from gateway.core.classes import ClassBooks, Reservable
 from gateway.core.counted import expect, spoil
 from gateway.core.learn import learn_prefill, learn_tpot
 from gateway.core.ledger import STALE, Account, LedgerError
+from gateway.core.event_feed import Feed
+from gateway.core.exactness import EventSpec
 from gateway.core.policies import policy_named
 from gateway.core.pool import JITTER_S, Pool
 from gateway.core.settings import CoreSettings
@@ -189,7 +191,34 @@ class Dispatcher(Views):
 
         Takes a millisecond at the most. Call it off the request's path, a few times a second.
         """
-        return self._fleet.trie.sweep()
+        fleet = self._fleet
+        return fleet.trie.sweep() or fleet.exactness.sweep()
+
+    def follow(self, backend: str, spec: EventSpec) -> Feed | None:
+        """Return the feed that makes the index of a backend exact; None = no such backend.
+
+        The same one as before for the same backend and `spec`; every call counts, also after `apply`.
+        """
+        row = self._fleet.by_name.get(backend)
+        return None if row is None else self._fleet.exactness.follow(row, spec)
+
+    def unfollow(self, backend: str) -> None:
+        """Go back to what was sent to a backend; nothing when it is not followed."""
+        row = self._fleet.by_name.get(backend)
+        if row is not None:
+            self._fleet.exactness.leave(row)
+
+    def grow(self, ticket: Ticket, hashes: "array[int]", now: float) -> None:
+        """Note that the backend of a finished ticket holds its prompt and the answer after it.
+
+        `hashes` is the chain of both, as the next turn will send them (`core/answer.py`).
+        """
+        row = self._fleet.by_slot.get(ticket.slot)
+        if row is None or row.retired or row.name != ticket.backend:
+            return
+        trie = self._fleet.trie
+        trie.insert(row.slot, hashes, now)
+        row.oldest_use = trie.oldest_use(row.slot, row.full_blocks)
 
     # -- what the backends report -----------------------------------------------------------
 

@@ -8,12 +8,12 @@ what an engine says: what cannot be used is counted.
 
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from gateway.core.chain import ID_BYTES, chain_tokens
+from gateway.core.exact_index import ENGINE_BLOCK_BYTES, ExactIndex, Meaning, Table, Uneven, ours
 from gateway.core.kv_events import Cleared, EngineHash, Event, Removed, Stored
 
-ENGINE_BLOCK_BYTES: Final = 150  # a table entry with its key and value; loadtest/bench_events.py
 MAX_BLOCKS: Final = 1 << 21  # of one engine: 33 M tokens in blocks of 16
 MAX_MEDIA: Final = 8
 MAX_ADAPTERS: Final = 256
@@ -24,30 +24,7 @@ _PARTIAL_KINDS: Final = ("sliding", "mamba", "chunked", "cross", "encoder", "sin
 Seed = Callable[[str | None, str], int]
 """Where a chain starts, by LoRA adapter (None = the base model) and cache salt."""
 
-_Uneven = tuple[int, bytes, tuple[int, ...], bool]
-"""The hash before the next own block, the ids in no own block yet, the own blocks that end here,
-and whether that hash is still the chain's start, not a block."""
-
-_Meaning = int | _Uneven | None
-"""What an engine's hash stands for: one own hash, or `_Uneven` where block sizes differ.
-
-None = it depends on more than tokens (media), so no prompt of ours can ever match it.
-"""
-
 _UNKNOWN: Final = object()
-
-
-class Residency(Protocol):
-    """The prefix index, as far as events change it. Hashes are ours."""
-
-    def extend(self, slot: int, link: int | None, hashes: "array[int]") -> None:
-        """Note that `slot` holds `hashes`, which follow `link` (None = a prompt begins here)."""
-
-    def shrink(self, slot: int, hashes: Sequence[int]) -> None:
-        """Note that `slot` no longer holds these blocks."""
-
-    def forget(self, slot: int) -> None:
-        """Note that `slot` holds nothing."""
 
 
 class _Medium:
@@ -56,7 +33,7 @@ class _Medium:
     __slots__ = ("copies", "table")
 
     def __init__(self) -> None:
-        self.table: dict[EngineHash, _Meaning] = {}
+        self.table: Table = {}
         self.copies: dict[EngineHash, int] = {}
 
 
@@ -70,7 +47,7 @@ class Holdings:
 
     def __init__(
         self,
-        index: Residency,
+        index: ExactIndex,
         slot: int,
         seed: Seed,
         block_tokens: int,
@@ -82,13 +59,13 @@ class Holdings:
         self.stored = self.removed = self.unknown = self.foreign = self.broken = 0
         self.full = False
         self._index = index
+        self._lane = index.take(slot)
         self._seed = seed
         self._block_tokens = block_tokens
         self._max_blocks = max_blocks
         self._group: int | None = None
         self._gpu = _Medium()
         self._others: dict[str, _Medium] = {}
-        self._dying: list[_Medium] = []
 
     @property
     def blocks(self) -> int:
@@ -97,9 +74,8 @@ class Holdings:
 
     @property
     def bytes(self) -> int:
-        """Estimated memory."""
-        dying = sum(len(medium.table) for medium in self._dying)
-        return (self.blocks + dying) * ENGINE_BLOCK_BYTES
+        """Estimated memory of the engine's side."""
+        return self.blocks * ENGINE_BLOCK_BYTES
 
     def apply(self, event: Event) -> None:
         """Take in one event, in the order the engine sent them."""
@@ -112,29 +88,21 @@ class Holdings:
             self.clear()
 
     def clear(self) -> None:
-        """Forget everything at once; the memory goes back by `sweep`."""
-        self._dying += [m for m in (self._gpu, *self._others.values()) if m.table]
+        """Forget everything at once; the index gives the memory back by its `sweep`."""
+        self.close()
         self._gpu = _Medium()
         self._others = {}
         self._group = None
         self.full = False
-        self._index.forget(self.slot)
+        self._lane = self._index.take(self.slot)
 
     def sweep(self, blocks: int) -> bool:
-        """Free the memory of up to `blocks` forgotten blocks; False = there is none left.
+        """Give back up to `blocks` of what was cleared anywhere; return whether more is left."""
+        return self._index.sweep(blocks)
 
-        A big table freed in one go would take tens of milliseconds.
-        """
-        while self._dying and blocks > 0:
-            medium = self._dying[-1]
-            medium.copies.clear()
-            table = medium.table
-            for _ in range(min(blocks, len(table))):
-                table.popitem()
-                blocks -= 1
-            if not table:
-                self._dying.pop()
-        return bool(self._dying)
+    def close(self) -> None:
+        """Leave the index for good."""
+        self._index.bury(self.slot, [m.table for m in (self._gpu, *self._others.values())])
 
     # -- stored -----------------------------------------------------------------------------
 
@@ -219,20 +187,16 @@ class Holdings:
                 medium.table[engine] = found
 
     def _put(
-        self, medium: _Medium, event: Stored, ids: "array[int]", start: int | _Uneven, own: int
+        self, medium: _Medium, event: Stored, ids: "array[int]", start: int | Uneven, own: int
     ) -> None:
         size = event.block_size
         hashes = event.block_hashes if own == len(event.block_hashes) else event.block_hashes[:own]
-        root = event.parent_block_hash is None
-        link: int | None
         if isinstance(start, int) and size == self._block_tokens:
             owns = chain_tokens(ids[: own * size], start, size)
-            meanings: Sequence[_Meaning] = owns
-            link = None if root else start
+            meanings: Sequence[Meaning] = owns
         else:
-            at = (start, b"", (), root) if isinstance(start, int) else start
+            at = (start, b"", ()) if isinstance(start, int) else start
             owns, meanings = self._uneven(ids[: own * size], at, size)
-            link = None if at[3] else at[0]
         table = medium.table
         if table.keys().isdisjoint(hashes):
             table.update(zip(hashes, meanings, strict=True))
@@ -243,25 +207,24 @@ class Holdings:
                     copies[engine] = copies.get(engine, 0) + 1
                 else:
                     table[engine] = meaning
-        if owns:
-            self._index.extend(self.slot, link, owns)
+        self._index.extend(self._lane, owns)
 
     def _uneven(
-        self, ids: "array[int]", start: _Uneven, size: int
-    ) -> "tuple[array[int], list[_Meaning]]":
+        self, ids: "array[int]", start: Uneven, size: int
+    ) -> "tuple[array[int], list[Meaning]]":
         """Return the own blocks that end in these engine blocks, and what each of them means."""
-        link, tail, _, rooted = start
+        link, tail, _ = start
         data = array("I", tail)
         data.extend(ids)
         own = self._block_tokens
         owns = chain_tokens(data, link, own)
-        meanings: list[_Meaning] = []
+        meanings: list[Meaning] = []
         before = 0
         for end in range(len(tail) // ID_BYTES + size, len(data) + 1, size):
             after = end // own
             last = owns[after - 1] if after else link
             open_ids = data[after * own : end].tobytes()
-            meanings.append((last, open_ids, tuple(owns[before:after]), rooted and not after))
+            meanings.append((last, open_ids, tuple(owns[before:after])))
             before = after
         return owns, meanings
 
@@ -287,12 +250,9 @@ class Holdings:
                 self.unknown += 1
             elif meaning is None or (self._others and self._anywhere(engine) is not _UNKNOWN):
                 continue
-            elif isinstance(meaning, int):
-                gone.append(meaning)
             else:
-                gone.extend(meaning[2])
-        if gone:
-            self._index.shrink(self.slot, gone)
+                gone.extend(ours(meaning))
+        self._index.shrink(self._lane, gone)
 
 
 def _packed(token_ids: list[int]) -> "array[int] | None":

@@ -10,6 +10,7 @@ from random import Random
 from gateway.core.belief import claim_of, learn_cache
 from gateway.core.breaker import Breaker
 from gateway.core.counted import learn_counters
+from gateway.core.exactness import Exactness
 from gateway.core.engine_model import EngineModel
 from gateway.core.ledger import Account
 from gateway.core.pool import Pool
@@ -34,6 +35,7 @@ class Fleet:
     def __init__(self, settings: CoreSettings, rng: Random) -> None:
         check(settings)
         self._rng = rng
+        self.exactness = Exactness(self.trie)
         self.trie = RadixTrie(settings.index_bytes)
         self.settings = settings
         self.epoch = 0
@@ -99,7 +101,8 @@ class Fleet:
         if capacity and capacity != row.engine.kv_tokens:
             row.engine.kv_tokens = capacity
             self.fit_index(row)
-        if learn_counters(row, self.trie, snapshot):
+        self.exactness.note_capacity(row)
+        if not row.exact and learn_counters(row, self.trie, snapshot):
             self.fit_index(row)
         self._add_others(row, snapshot)
         self.fresh_until = min(self.fresh_until, snapshot.at + self.settings.stale_after_s)
@@ -116,11 +119,16 @@ class Fleet:
         trie = self.trie
         if cached_tokens is not None:
             row.belief.told_at = now
-            if learn_cache(row, trie, claim_of(ticket), cached_tokens, now):
+            if row.exact and ticket.query.chain.exact:  # the trie was not what predicted
+                row.hit_tokens_predicted += ticket.hit_tokens
+                row.hit_tokens_reported += cached_tokens
+                row.belief.count(ticket.hit_tokens, cached_tokens)
+            elif learn_cache(row, trie, claim_of(ticket), cached_tokens, now):
                 self.fit_index(row)
         if grown:
             trie.insert(row.slot, grown, now)
         row.oldest_use = trie.oldest_use(row.slot, row.full_blocks)
+        self.exactness.restart_told(row)
 
     def forget(self, row: Account) -> None:
         """Forget what the backend holds: it is another process, its cache is empty."""
@@ -203,6 +211,7 @@ class Fleet:
         row.tokens_per_block = self.settings.block_bytes / _BYTES_PER_TOKEN
         row.index_share = 1.0
         self.trie.add_backend(row.slot, 0)
+        self.exactness.leave(row)
         self.fit_index(row)
 
     def _retire(self, row: Account) -> None:

@@ -54,6 +54,7 @@ class Account:
         "depth",
         "draining",
         "engine",
+        "exact",
         "fresh_until",
         "full_blocks",
         "held_s",
@@ -144,6 +145,7 @@ class Account:
         self.full_blocks = 0.0
         self.index_share = 1.0
         self.oldest_use: float | None = None
+        self.exact = False  # its engine tells what it holds (core/exactness.py)
         self.trust = 1.0
         self.trust_at = 0.0
         self.belief = Belief()

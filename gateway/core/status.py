@@ -3,10 +3,14 @@
 from gateway.core.breaker import State
 from gateway.core.bucket import Bucket
 from gateway.core.ledger import Account
-from gateway.core.types import BackendStatus, ClassStatus
+from gateway.core.types import BackendStatus, ClassStatus, EventStatus
+
+_NO_EVENTS = EventStatus()
 
 
-def backend_status(row: Account, index_blocks: int, now: float) -> BackendStatus:
+def backend_status(
+    row: Account, index_blocks: int, now: float, kv_events: EventStatus = _NO_EVENTS
+) -> BackendStatus:
     """Return one backend's figures; the engine's own counts are 0 until it was scraped once."""
     snapshot = row.snapshot
     return BackendStatus(
@@ -25,6 +29,7 @@ def backend_status(row: Account, index_blocks: int, now: float) -> BackendStatus
         index_blocks=index_blocks,
         hit_tokens_predicted=row.hit_tokens_predicted,
         hit_tokens_reported=row.hit_tokens_reported,
+        kv_events=kv_events,
     )
 
 

@@ -256,6 +256,24 @@ class Explanation:
 @dataclass(slots=True, frozen=True)
 class BackendStatus:
     """A backend's live figures for `/status` and the metrics (contract, section 8)."""
+@dataclass(slots=True, frozen=True)
+class EventStatus:
+    """What a backend's KV events have come to; `mode` "off" = none are followed.
+
+    `exact` = the index holds what the engine says it holds, `approximate` = what was sent and
+    answered. `losses` are gaps no replay filled, each of which forgot all; `blocks` the engine's.
+    """
+
+    mode: str = "off"
+    events: int = 0
+    gaps: int = 0
+    losses: int = 0
+    restarts: int = 0
+    unreadable: int = 0
+    unknown_blocks: int = 0
+    blocks: int = 0
+
+
 
     name: str
     up: bool
@@ -275,6 +293,7 @@ class BackendStatus:
 
 
 @dataclass(slots=True, frozen=True)
+    kv_events: EventStatus = EventStatus()
 class ClassStatus:
     """A class's live figures. `bucket_tokens` is None for an unlimited class."""
 

@@ -99,7 +99,8 @@ class Views:
             pool = self._fleet.pools.get(model)
             rows = [] if pool is None else pool.rows
         blocks = self._fleet.trie.blocks
-        return [status.backend_status(row, blocks(row.slot), now) for row in rows]
+        events = self._fleet.exactness.status
+        return [status.backend_status(row, blocks(row.slot), now, events(row)) for row in rows]
 
     def classes(self, now: float) -> list[ClassStatus]:
         """Return the figures of all classes."""
@@ -110,8 +111,8 @@ class Views:
 
     @property
     def index_bytes(self) -> int:
-        """Estimated memory of the prefix index."""
-        return self._fleet.trie.bytes
+        """Estimated memory of the prefix index, and of what engines told of theirs."""
+        return self._fleet.trie.bytes + self._fleet.exactness.bytes
 
     @property
     def index_nodes(self) -> int:

@@ -4,12 +4,14 @@ Reads `tokenizer.json`, and beside it `tokenizer_config.json` and `chat_template
 there. Must never reach for a network: every file is local.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import orjson
 
 from gateway.core.prompter import Prompter
+from gateway.prompt.pool import EncoderPool
 
 BLOCK_TOKENS: Final = 16
 """vLLM's default block size."""
@@ -22,18 +24,25 @@ class TokenizerProblem(ValueError):
 
 
 def load_prompter(
-    path: Path | str, salt: int, fallback: Prompter, *, block_tokens: int = BLOCK_TOKENS
+    path: Path | str,
+    salt: int,
+    fallback: Prompter,
+    *,
+    block_tokens: int = BLOCK_TOKENS,
+    pool: EncoderPool | None = None,
+    on_fallback: Callable[[str], None] = lambda _: None,
 ) -> Prompter:
     """Return the prompter for a `tokenizer.json` or the directory it is in.
 
-    `fallback` serves what cannot be rendered exactly. A large vocabulary takes a second to load.
+    `fallback` serves what cannot be rendered exactly; `on_fallback` is told why when a prompt that
+    could be goes there. Without a `pool` everything is encoded where it is asked for. A large
+    vocabulary takes two seconds to load.
 
     Raises:
         TokenizerProblem: a file is missing or broken, or the extra is not installed.
     """
     try:
-        from tokenizers import Tokenizer  # noqa: PLC0415 - the `tokens` extra is optional
-
+        from gateway.prompt.engines import load_encoder  # noqa: PLC0415 - an optional extra
         from gateway.prompt.template import ChatTemplate, Unrenderable  # noqa: PLC0415
         from gateway.prompt.tokens import TokenPrompter  # noqa: PLC0415
     except ImportError:
@@ -44,7 +53,7 @@ def load_prompter(
     directory = given if given.is_dir() else given.parent
     file = directory / "tokenizer.json" if given.is_dir() else given
     try:
-        tokenizer = Tokenizer.from_file(str(file))
+        encoder = load_encoder(file)
     except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
         raise TokenizerProblem(f"{file}: {error}") from None
     config = _load_config(directory)
@@ -53,7 +62,15 @@ def load_prompter(
         template = None if source is None else ChatTemplate(source, _special_tokens(config))
     except Unrenderable as error:
         raise TokenizerProblem(f"{directory}: {error}") from None
-    return TokenPrompter(tokenizer, template, fallback, salt=salt, block_tokens=block_tokens)
+    return TokenPrompter(
+        encoder,
+        template,
+        fallback,
+        salt=salt,
+        block_tokens=block_tokens,
+        pool=pool,
+        on_fallback=on_fallback,
+    )
 
 
 def _load_config(directory: Path) -> dict[str, Any]:

@@ -1,20 +1,25 @@
 """Exact chains: a model's tokenizer and chat template behind the same protocol as byte blocks.
 
-`chain` encodes on the caller's thread (1-3 MB/s where the prompt is new), so every encoding is
-kept in a cache of bounded size. What cannot be rendered exactly falls back to byte blocks.
+Every encoding is kept in a cache of bounded size. `start` leaves long new text to the encoder
+pool; `chain` encodes on the caller's thread. What cannot be rendered exactly falls back to byte
+blocks.
 """
 
 from array import array
 from collections import OrderedDict
-from typing import Final
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, NamedTuple
 
 import xxhash
-from tokenizers import Tokenizer
 
 from gateway.core.chain import ID_BYTES, chain_tokens, token_seed
-from gateway.core.prompter import Prompter
+from gateway.core.prompter import PendingChain, Prompter
 from gateway.core.request import ParsedRequest
 from gateway.core.types import Api, Chain
+from gateway.prompt.engines import CannotEncode, Encoder
+from gateway.prompt.jobs import FAILED, EncodeJob
+from gateway.prompt.pool import EncoderPool
 from gateway.prompt.template import ChatTemplate, Unrenderable
 
 MAX_TEXT_CHARS: Final = 1024 * 1024
@@ -22,6 +27,14 @@ MAX_TEXT_CHARS: Final = 1024 * 1024
 
 CACHE_BYTES: Final = 64 * 1024 * 1024
 _ENTRY_BYTES: Final = 200  # key, array header, table entry
+
+
+class Text(NamedTuple):
+    """A prompt to be encoded. `special` = with the special tokens that completions get."""
+
+    text: str
+    special: bool
+    key: bytes
 
 
 class EncodingCache:
@@ -55,17 +68,19 @@ class TokenPrompter:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        encoder: Encoder,
         template: ChatTemplate | None,
         fallback: Prompter,
         *,
         salt: int,
         block_tokens: int,
+        pool: EncoderPool | None = None,
+        on_fallback: Callable[[str], None] = lambda _: None,
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        self._tokenizer = tokenizer
+        self._encoder = encoder
+        self._pool = pool
+        self._on_fallback = on_fallback
         self._template = template
         self._fallback = fallback
         self._salt = salt & 0xFFFF_FFFF_FFFF_FFFF
@@ -77,11 +92,19 @@ class TokenPrompter:
 
     def chain(self, request: ParsedRequest, *, isolation: str = "", cls: str = "") -> Chain:
         """Return the exact chain, or the fallback's where the prompt cannot be rendered."""
-        try:
-            ids = self._ids(request)
-        except Unrenderable:
-            self.unrendered += 1
-            return self._fallback.chain(request, isolation=isolation, cls=cls)
+        chain = self._begin(request, isolation, cls, None)
+        assert isinstance(chain, Chain)
+        return chain
+
+    def start(
+        self, request: ParsedRequest, *, isolation: str = "", cls: str = ""
+    ) -> Chain | PendingChain:
+        """Return the same, or, where much is left to be encoded, a job for the pool."""
+        return self._begin(request, isolation, cls, self._pool)
+
+    def _begin(
+        self, request: ParsedRequest, isolation: str, cls: str, pool: EncoderPool | None
+    ) -> Chain | PendingChain:
         salt = request.data.get("cache_salt")
         seed = token_seed(
             self._salt,
@@ -89,6 +112,32 @@ class TokenPrompter:
             cache_salt="" if salt is None else str(salt),
             isolation=isolation,
         )
+        by_bytes = partial(self._by_bytes, request, request.model, isolation, cls)
+        encoder = self._encoder
+        try:
+            wanted = self._wanted(request)
+            if not isinstance(wanted, Text):
+                return self._exact(wanted, seed)
+            ids = self._cache.get(wanted.key)
+            if ids is not None:
+                return self._exact(ids, seed)
+            finish = partial(self._encoded, wanted, seed)
+            if pool is not None and len(wanted.text) > encoder.inline_chars:
+                return EncodeJob(pool, encoder, [wanted.text], finish, by_bytes)
+            return finish([encoder.encode(wanted.text)])
+        except Unrenderable:
+            self.unrendered += 1
+            return self._fallback.chain(request, isolation=isolation, cls=cls)
+        except CannotEncode:
+            return by_bytes(FAILED)
+
+    def _encoded(self, wanted: "Text", seed: int, ids: "Sequence[array[int]]") -> Chain:
+        """Keep what a text was encoded to and return its chain."""
+        whole = self._encoder.wrap(ids[0]) if wanted.special else ids[0]
+        self._cache.put(wanted.key, whole)
+        return self._exact(whole, seed)
+
+    def _exact(self, ids: "array[int]", seed: int) -> Chain:
         return Chain(
             hashes=chain_tokens(ids, seed, self._block_tokens),
             tokens_per_block=self._block_tokens,
@@ -97,7 +146,16 @@ class TokenPrompter:
             text_bytes=len(ids) * ID_BYTES,
         )
 
-    start = chain
+    def _by_bytes(
+        self, request: ParsedRequest, model: str | None, isolation: str, cls: str, reason: str
+    ) -> Chain:
+        """Count why and return the fallback's chain, under the model's own name."""
+        self._on_fallback(reason)
+        asked, request.model = request.model, model
+        try:
+            return self._fallback.chain(request, isolation=isolation, cls=cls)
+        finally:
+            request.model = asked
 
     def learn(self, model: str, cls: str, chain: Chain, prompt_tokens: int) -> None:
         """Check an exact count against the engine's; pass an estimate on to the fallback."""
@@ -108,32 +166,33 @@ class TokenPrompter:
         else:
             self.mismatched += 1
 
-    def _ids(self, request: ParsedRequest) -> "array[int]":
+    def _wanted(self, request: ParsedRequest) -> "Text | array[int]":
+        """Return the prompt as text to encode, or its ids where the client sent them."""
         data = request.data
         if request.api is Api.CHAT or (request.api is Api.TOKENIZE and "messages" in data):
             if self._template is None:
                 raise Unrenderable("the model has no chat template")
             text = self._template.render(data)
-            return self._encode(text, special=bool(data.get("add_special_tokens", False)))
+            return self._text(text, special=bool(data.get("add_special_tokens", False)))
         if request.api in (Api.COMPLETIONS, Api.TOKENIZE):
             prompt = data.get("prompt")
             if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
                 prompt = prompt[0]
             if isinstance(prompt, str) and not data.get("suffix"):
-                return self._encode(prompt, special=bool(data.get("add_special_tokens", True)))
+                return self._text(prompt, special=bool(data.get("add_special_tokens", True)))
             return _given_ids(prompt)
         raise Unrenderable("no text prompt of this shape")
 
-    def _encode(self, text: str, *, special: bool) -> "array[int]":
+    def _text(self, text: str, *, special: bool) -> "Text":
         if len(text) > MAX_TEXT_CHARS:
             raise Unrenderable("the prompt is too long to encode here")
-        key = xxhash.xxh3_128_digest(text.encode(), seed=self._salt ^ special)
-        ids = self._cache.get(key)
-        if ids is None:
-            encoding = self._tokenizer.encode(text, add_special_tokens=special)
-            ids = array("I", encoding.ids)
-            self._cache.put(key, ids)
-        return ids
+        if special and not self._encoder.wraps:
+            raise Unrenderable("special tokens are not added around the text")
+        try:
+            data = text.encode()
+        except UnicodeEncodeError:
+            raise Unrenderable("half a surrogate pair") from None
+        return Text(text, special, xxhash.xxh3_128_digest(data, seed=self._salt ^ special))
 
 
 def _given_ids(prompt: object) -> "array[int]":

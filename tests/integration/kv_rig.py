@@ -10,7 +10,7 @@ from gateway.core.event_feed import Feed
 from gateway.core.exact import Holdings
 from gateway.sim.publish import Publisher
 from gateway.watch.kv_events import EventSource, EventWatch
-from tests.kv_kit import ToyEngine, ToyIndex, chain, seed, talk
+from tests.kv_kit import SeenIndex, ToyEngine, chain, seed, talk
 
 ANY = "tcp://127.0.0.1:*"
 
@@ -70,7 +70,7 @@ class Reading:
 
     def __init__(self, hub: EventWatch) -> None:
         self.hub = hub
-        self.index = ToyIndex()
+        self.index = SeenIndex()
         self.changes: list[bool] = []
         self.feed = Feed(
             Holdings(self.index, 0, seed, 16), lambda: self.changes.append(self.feed.exact)

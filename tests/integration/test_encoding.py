@@ -17,7 +17,8 @@ from gateway.core.request import ParsedRequest
 from gateway.core.types import Chain
 from gateway.prompt.engines import CANDIDATES, load_encoder
 from gateway.prompt.jobs import BUSY, EncodeJob
-from gateway.prompt.pool import EncoderPool, Encodes
+from gateway.prompt.pool import EncoderPool, Encodes, PoolBehind
+from gateway.prompt.reference import Reference
 from tests.integration.rig import Rig, chat, eventually, ok_chat, post, running
 from tests.tokenizer_kit import write_tokenizer
 
@@ -243,6 +244,31 @@ async def test_explain_waits_for_the_encoding_too() -> None:
         told = await rig.handler.explain(orjson.dumps(chat("x")), PATH)
 
         assert told.prompt_tokens == exact_count(chat("x"))
+
+
+async def test_a_configured_tokenizer_encodes_long_prompts_off_the_loop(tmp_path: Path) -> None:
+    tokenizer = write_tokenizer("llama3", tmp_path)
+    prompt = "def parse(self, line):\n    return line.split()\n" * 1_000
+    exact = len(Reference(tokenizer).encode_special(prompt))
+    body = {"model": "m", "prompt": prompt}
+    async with running(ok_chat) as plain:
+        row = {"name": "a", "url": plain.backends[0].url}
+        model = {"name": "m", "tokenizer": str(tokenizer), "backends": [row]}
+        file = tmp_path / "gateway.yaml"
+        file.write_bytes(orjson.dumps({"models": [model]}))
+        async with running(file=str(file)) as rig:
+            pool = rig.app._tokenizers._pool
+            assert pool is not None
+            first, again = [await rig.ask(post("/v1/completions", body)) for _ in range(2)]
+            prompter = rig.handler.prompter("m")
+            assert (await rig.app.reload()).ok
+
+            assert first.header("x-gateway-prefix") == f"0/{exact}"
+            assert again.header("x-gateway-prefix") == f"{exact // 16 * 16}/{exact}"
+            assert rig.handler.prompter("m") is prompter
+            assert pool.jobs == 0
+    with pytest.raises(PoolBehind):  # closed with the gateway
+        await pool.encode(Gated(), ["x"])
 
 
 @pytest.mark.parametrize("name", [*CANDIDATES, "tokenizers"])

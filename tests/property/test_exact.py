@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.core.event_feed import Feed
 from gateway.core.exact import Holdings
-from tests.kv_kit import ToyEngine, ToyIndex, chain, seed, talk
+from tests.kv_kit import SeenIndex, ToyEngine, chain, seed, talk
 
 FORMS = [
     {"form": form, "wide": wide, "twice": twice}
@@ -20,7 +20,7 @@ FORMS = [
 
 
 def agree(
-    index: ToyIndex, engine: ToyEngine, prompts: list[tuple[list[int], dict[str, Any]]]
+    index: SeenIndex, engine: ToyEngine, prompts: list[tuple[list[int], dict[str, Any]]]
 ) -> None:
     """Every prompt's depth is the number of its leading blocks that the cache holds."""
     size = engine.block
@@ -43,7 +43,7 @@ def drain(feed: Feed) -> None:
 def test_index_equals_cache_after_every_batch(form: dict[str, Any]) -> None:
     rng = random.Random(str(form))
     engine = ToyEngine(rng, blocks=150, **form)
-    index = ToyIndex()
+    index = SeenIndex()
     feed = Feed(Holdings(index, 0, seed, 16), lambda: None)
     said: list[list[int]] = []
     prompts: list[tuple[list[int], dict[str, Any]]] = []
@@ -74,7 +74,7 @@ def test_index_equals_cache_whatever_the_engine_s_block_size(
 ) -> None:
     rng = random.Random(number)
     engine = ToyEngine(rng, blocks=100 * 16 // block, block=block)
-    index = ToyIndex()
+    index = SeenIndex()
     feed = Feed(Holdings(index, 0, seed, 16), lambda: None)
     said: list[list[int]] = []
     for step in [*steps, "batch"]:

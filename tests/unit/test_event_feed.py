@@ -11,7 +11,7 @@ import pytest
 from gateway.core import event_feed
 from gateway.core.event_feed import Feed
 from gateway.core.exact import Holdings
-from tests.kv_kit import ToyEngine, ToyIndex, chain, recorded, seed, talk
+from tests.kv_kit import SeenIndex, ToyEngine, chain, recorded, seed, talk
 
 Batches = list[tuple[int, bytes]]
 
@@ -21,7 +21,7 @@ class Rig:
 
     def __init__(self, blocks: int = 60, *, buffer: int = 10_000) -> None:
         self.rng = random.Random(3)
-        self.index = ToyIndex()
+        self.index = SeenIndex()
         self.changes: list[bool] = []
         self.feed = Feed(
             Holdings(self.index, 0, seed, 16), lambda: self.changes.append(self.feed.exact)

@@ -6,16 +6,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core import exact
 from gateway.core.exact import MAX_ADAPTERS, MAX_MEDIA, Holdings
 from gateway.core.kv_events import Cleared, Decoder, Removed, Stored
-from tests.kv_kit import ToyEngine, ToyIndex, chain, recorded, seed
+from tests.kv_kit import SeenIndex, ToyEngine, chain, recorded, seed
 
 IDS = list(range(100, 164))
 
 
-def holdings(block: int = 16, **options: Any) -> tuple[ToyIndex, Holdings]:
-    index = ToyIndex()
+def holdings(block: int = 16, **options: Any) -> tuple[SeenIndex, Holdings]:
+    index = SeenIndex()
     return index, Holdings(index, 3, seed, block, **options)
 
 
@@ -64,7 +63,6 @@ def test_blocks_go_on_from_their_parent() -> None:
     held.apply(stored([3, 4], IDS[32:], parent_block_hash=2))
 
     assert index.depth(3, chain(IDS)) == 4
-    assert index.unlinked == 0
 
 
 def test_a_removed_block_is_held_no_more() -> None:
@@ -99,6 +97,7 @@ def test_a_block_offloaded_is_held_until_no_medium_has_it() -> None:
     held.apply(stored([3], IDS[32:48], parent_block_hash=2, medium="GPU"))
     assert index.depth(3, chain(IDS)) == 3
 
+    held.apply(Removed([3], medium="GPU"))
     held.apply(Removed([2], medium="CPU"))
     assert index.depth(3, chain(IDS)) == 1
 
@@ -174,7 +173,6 @@ def test_engine_blocks_of_another_size_give_the_same_chain(size: int) -> None:
     rest.parent_block_hash = names[cut // size - 1]
     held.apply(rest)
     assert index.depth(3, chain(ids)) == len(names) * size // 16
-    assert index.unlinked == 0
 
     held.apply(Removed(names[1:]))
     assert index.depth(3, chain(ids)) == size // 16
@@ -225,18 +223,21 @@ def test_media_and_adapters_are_capped() -> None:
     assert len(held.adapters) == MAX_ADAPTERS
 
 
-def test_what_was_cleared_is_freed_in_slices() -> None:
-    _, held = holdings()
-    held.apply(stored(list(range(64)), list(range(1024))))
-    before = held.bytes
+def test_what_was_cleared_is_unknown_at_once_and_freed_in_slices() -> None:
+    index, held = holdings()
+    ids = list(range(1024))
+    held.apply(stored(list(range(64)), ids))
+    full = index.bytes
     held.clear()
     assert held.blocks == 0
-    assert held.bytes == before == 64 * exact.ENGINE_BLOCK_BYTES
+    assert index.depth(3, chain(ids)) == 0
+    assert index.bytes > full  # ours to give back now, the engine's side too
 
     assert held.sweep(40)
-    assert held.bytes == 24 * exact.ENGINE_BLOCK_BYTES
+    held.apply(stored([1], ids[:16]))  # under another bit: what is swept cannot touch it
     assert not held.sweep(40)
-    assert held.bytes == 0
+    assert index.depth(3, chain(ids)) == 1
+    assert len(index.masks) == 1
 
 
 def test_nothing_an_engine_can_say_raises() -> None:

@@ -2,8 +2,9 @@
 
 import sys
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -13,7 +14,10 @@ from gateway.core.chain import chain_blocks
 from gateway.core.prompter import BytePrompter, Prompter
 from gateway.core.request import parse_json
 from gateway.core.types import Api, Chain
+from gateway.prompt.engines import Encoder
+from gateway.prompt.jobs import BUSY
 from gateway.prompt.load import TokenizerProblem, load_prompter
+from gateway.prompt.pool import EncoderPool, PoolBehind
 from gateway.prompt.tokens import MAX_TEXT_CHARS, EncodingCache, TokenPrompter
 
 TEMPLATE = (
@@ -220,7 +224,81 @@ def test_token_chain_never_widens_its_blocks() -> None:
     assert len(chain_blocks(ids.tobytes(), 1, 64)) == 5_000
 
 
+class Waiting:
+    """A pool's stand-in: says what it was given, and is let go or refused by the test."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.behind = False
+
+    async def encode(self, encoder: Encoder, texts: Sequence[str]) -> "list[array[int]]":
+        self.texts += texts
+        if self.behind:
+            raise PoolBehind
+        return [encoder.encode(text) for text in texts]
+
+
+def pooled(model: Path, pool: Waiting, reasons: list[str]) -> Prompter:
+    return load_prompter(
+        model,
+        7,
+        BytePrompter(1),
+        pool=cast("EncoderPool", pool),
+        on_fallback=reasons.append,
+    )
+
+
+LONG = "the quick brown fox says hello " * 400  # 12 KB: longer than any encoder takes in place
+
+
+@pytest.mark.parametrize("fields", [{"messages": [user(LONG)]}, {"prompt": LONG}])
+async def test_long_new_text_is_encoded_by_the_pool_to_the_same_chain(
+    model: Path, fields: dict[str, Any]
+) -> None:
+    api = Api.CHAT if "messages" in fields else Api.COMPLETIONS
+    request = parse_json(api, orjson.dumps({"model": "m", **fields}))
+    pool, reasons = Waiting(), list[str]()
+    prompter = pooled(model, pool, reasons)
+
+    pending = prompter.start(request)
+    assert not isinstance(pending, Chain)
+    assert pool.texts == []  # nothing is done for who does not wait
+    assert await pending.wait() == prompter.chain(request)
+    again = prompter.start(request)
+
+    assert isinstance(again, Chain)
+    assert again.exact
+    assert again == load_prompter(model, 7, BytePrompter(1)).chain(request)
+    assert (len(pool.texts), reasons) == (1, [])
+
+
+def test_short_text_is_encoded_in_place(model: Path) -> None:
+    pool = Waiting()
+    request = parse_json(Api.COMPLETIONS, orjson.dumps({"model": "m", "prompt": "hello"}))
+
+    assert isinstance(pooled(model, pool, []).start(request), Chain)
+    assert pool.texts == []
+
+
+async def test_a_pool_that_is_behind_means_bytes_under_the_models_own_name(model: Path) -> None:
+    pool, reasons = Waiting(), list[str]()
+    pool.behind = True
+    request = parse_json(Api.CHAT, orjson.dumps({"model": "m", "messages": [user(LONG)]}))
+    expected = BytePrompter(1).chain(request)
+    pending = pooled(model, pool, reasons).start(request)
+    assert not isinstance(pending, Chain)
+
+    request.model = "an alias"
+    chain = await pending.wait()
+
+    assert chain == expected
+    assert reasons == [BUSY]
+    assert request.model == "an alias"
+
+
 def test_missing_extra_is_named(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
+    for name in ("engines", "reference"):  # what imports it, as if for the first time
+        monkeypatch.delitem(sys.modules, f"gateway.prompt.{name}")
     with pytest.raises(TokenizerProblem, match="the extra `tokens`"):
         load_prompter(model, 7, BytePrompter(1))

@@ -13,7 +13,7 @@ from gateway.sim import tokens
 from gateway.sim.engine import Engine, Job
 from gateway.sim.journal import Journal
 from gateway.sim.profiles import DEMO
-from tests.kv_kit import ToyIndex, chain, seed
+from tests.kv_kit import SeenIndex, chain, seed
 
 BLOCK = 16
 SMALL = replace(
@@ -58,7 +58,7 @@ def test_a_feed_of_the_events_holds_what_the_pool_holds(arrays: bool) -> None:
     rng = random.Random(2)
     journal = Journal(BLOCK, arrays=arrays)
     engine = Engine(SMALL, journal=journal)
-    index = ToyIndex()
+    index = SeenIndex()
     feed = Feed(Holdings(index, 0, seed, BLOCK), lambda: None)
     feed.linked()
     feed.replay_ended()

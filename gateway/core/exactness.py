@@ -1,0 +1,172 @@
+"""Which backends' KV events are followed, and what the prefix index answers with them.
+
+Beside what engines tell stands the trie of what was sent: it goes on learning, so that a backend
+whose events break off is as well known as any other; while it is exact, only the trie's youngest
+entries count, for prompts whose prefill has not been told of yet. Must never read a clock.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gateway.core.chain import token_seed
+from gateway.core.event_feed import Feed
+from gateway.core.exact import Holdings
+from gateway.core.exact_index import ExactIndex, covered, merge
+from gateway.core.ledger import Account
+from gateway.core.runs import slots_of
+from gateway.core.trie import RadixTrie
+from gateway.core.types import Chain, EventStatus
+
+# A prompt sent so long ago is told of by events if it ever will be: one engine step, the network,
+# and a turn of our loop, with much to spare. What the backend owes before it comes on top.
+UNDER_WAY_S: Final = 1.0
+_OWED_ALLOWANCE: Final = 2.0
+_SWEEP_BLOCKS: Final = 2000
+
+_NONE: Final = EventStatus()
+
+
+@dataclass(slots=True, frozen=True)
+class EventSpec:
+    """How our chains are made of the tokens that a backend's events tell.
+
+    As the prompter of `model` makes them: its salt and its block size. `model` is what the backend
+    serves without an adapter.
+    """
+
+    model: str
+    salt: int
+    block_tokens: int
+
+
+class Exactness:
+    """The feeds of a fleet, by account, and the index they fill."""
+
+    def __init__(self, trie: RadixTrie) -> None:
+        self.index = ExactIndex()
+        self._trie = trie
+        self._rows: dict[int, Account] = {}
+        self._feeds: dict[int, tuple[EventSpec, Feed]] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Estimated memory of all that engines told."""
+        return self.index.bytes + sum(feed.holdings.bytes for _, feed in self._feeds.values())
+
+    def follow(self, row: Account, spec: EventSpec) -> Feed:
+        """Return the feed of a backend's events: a new one unless it has one made the same way."""
+        held = self._feeds.get(row.slot)
+        if held is not None and held[0] == spec:
+            return held[1]
+        self.leave(row)
+
+        def seed(adapter: str | None, cache_salt: str) -> int:
+            return token_seed(spec.salt, model=adapter or spec.model, cache_salt=cache_salt)
+
+        holdings = Holdings(self.index, row.slot, seed, spec.block_tokens)
+        feed = Feed(holdings, lambda: self._turn(row, spec, feed))
+        self._feeds[row.slot] = spec, feed
+        self._rows[row.slot] = row
+        self.note_capacity(row)
+        return feed
+
+    def leave(self, row: Account) -> None:
+        """Believe and keep nothing more of a backend's events."""
+        held = self._feeds.pop(row.slot, None)
+        if held is None:
+            return
+        del self._rows[row.slot]
+        held[1].holdings.close()
+        self.index.set_live(row.slot, frozenset())
+        row.exact = False
+
+    def restart_told(self, row: Account) -> None:
+        """Note that the metrics show another engine process."""
+        held = self._feeds.get(row.slot)
+        if held is not None:
+            held[1].restart_told()
+
+    def note_capacity(self, row: Account) -> None:
+        """Tell a backend's feed how much its engine can hold, once that is known."""
+        held = self._feeds.get(row.slot)
+        snapshot = row.snapshot
+        if held is None or snapshot is None or not snapshot.kv_capacity_tokens:
+            return
+        spec, feed = held
+        feed.capacity_blocks = snapshot.kv_capacity_tokens // (
+            snapshot.block_tokens or spec.block_tokens
+        )
+
+    def sweep(self) -> bool:
+        """Give back a slice of what was cleared; return whether more is left."""
+        return self.index.sweep(_SWEEP_BLOCKS)
+
+    # -- lookups ----------------------------------------------------------------------------
+
+    def lookup(self, model: str, chain: Chain, now: float) -> list[tuple[int, int]]:
+        """Return `(depth, mask)` pairs as `RadixTrie.lookup`, with the engines' word where it is known.
+
+        Chains that are no exact tokens are the trie's alone.
+        """
+        hashes = chain.hashes
+        held = self._trie.lookup(hashes)
+        live = self.index.live.get(model) if chain.exact else None
+        if live is None:
+            return held
+        lanes, exact = live
+        # an engine computes the last token anew, so the block that ends with it is no hit
+        most = int((chain.tokens - 1) // chain.tokens_per_block)
+        told = self.index.lookup(hashes, lanes, most)
+        recent = [
+            pair
+            for depth, mask in held
+            if (ahead := mask & exact & ~covered(told, min(depth, most)))
+            for pair in self._under_way(hashes, min(depth, most), ahead, now)
+        ]
+        return merge(held, told, exact, recent)
+
+    def _under_way(
+        self, hashes: "array[int]", depth: int, mask: int, now: float
+    ) -> Sequence[tuple[int, int]]:
+        """Return the backends in `mask` to which this prefix was sent so lately that it counts."""
+        found = 0
+        for slot in slots_of(mask):
+            row = self._rows[slot]
+            owed_s = row.owed_ns * 1e-9 + row.other_owed_s
+            used = self._trie.last_use(slot, hashes, depth)
+            if used is not None and used[0] >= now - UNDER_WAY_S - _OWED_ALLOWANCE * owed_s:
+                found |= 1 << slot
+        return ((depth, found),) if found and depth else ()
+
+    # -- figures ----------------------------------------------------------------------------
+
+    def status(self, row: Account) -> EventStatus:
+        """Return what a backend's events have come to."""
+        held = self._feeds.get(row.slot)
+        if held is None:
+            return _NONE
+        feed = held[1]
+        return EventStatus(
+            mode="exact" if feed.exact else "approximate",
+            events=feed.events,
+            gaps=feed.gaps,
+            losses=feed.losses,
+            restarts=feed.restarts,
+            unreadable=feed.malformed + feed.unread,
+            unknown_blocks=feed.holdings.unknown,
+            blocks=feed.holdings.blocks,
+        )
+
+    # -- inside -----------------------------------------------------------------------------
+
+    def _turn(self, row: Account, spec: EventSpec, feed: Feed) -> None:
+        """Believe a feed, or stop to; what was learnt of the trie's errors is void either way."""
+        models = frozenset({spec.model, *feed.holdings.adapters}) if feed.exact else frozenset()
+        self.index.set_live(row.slot, models)
+        if row.exact != feed.exact:
+            row.exact = feed.exact
+            row.trust = 1.0
+            row.belief.clear()
+            row.belief.counted = None

@@ -17,6 +17,7 @@ from gateway.core.chain import ID_BYTES, chain_tokens, token_seed
 from gateway.core.prompter import PendingChain, Prompter
 from gateway.core.request import ParsedRequest
 from gateway.core.types import Api, Chain
+from gateway.prompt.chat import conversation
 from gateway.prompt.engines import CannotEncode, Encoder
 from gateway.prompt.jobs import FAILED, EncodeJob
 from gateway.prompt.pool import EncoderPool
@@ -172,7 +173,14 @@ class TokenPrompter:
         if request.api is Api.CHAT or (request.api is Api.TOKENIZE and "messages" in data):
             if self._template is None:
                 raise Unrenderable("the model has no chat template")
-            text = self._template.render(data)
+            template = self._template
+            text = template.render(
+                conversation(
+                    request,
+                    merges_system=template.merges_system,
+                    disabled_effort=template.disabled_effort,
+                )
+            )
             return self._text(text, special=bool(data.get("add_special_tokens", False)))
         if request.api in (Api.COMPLETIONS, Api.TOKENIZE):
             prompt = data.get("prompt")

@@ -1,6 +1,6 @@
 """Our token ids beside a real engine's own, over a golden set of conversations.
 
-    python -m loadtest.tokens_check --url http://ENGINE:8000 --engine vllm --tokenizer MODEL_DIR
+    python -m loadtest.tokens_check --url http://ENGINE:8000 --model ID --tokenizer MODEL_DIR
     python -m loadtest.tokens_check --start llamacpp [--start vllm] [--vllm-python PYTHON]
 
 `--start` makes two tiny models (GPT-2's and Qwen2's way of splitting, a plain and a rich template)
@@ -106,13 +106,15 @@ def difference(prompter: Prompter, case: Case, ids: "array[int]") -> str | None:
     return f"{chain.tokens} tokens, the engine has {len(ids)}; token {where} differs, its {near}"
 
 
-def compare(engine: str, url: str, tokenizer: Path, cases: Sequence[Case]) -> Iterator[str]:
+def compare(
+    engine: str, url: str, tokenizer: Path, cases: Sequence[Case], model: str = MODEL
+) -> Iterator[str]:
     """Yield one line per difference, for the cases this engine is asked."""
     for case in cases:
         if case.engines and engine not in case.engines:
             continue
         try:
-            ids = engine_ids(engine, url, case)
+            ids = engine_ids(engine, url, case, model)
         except EngineRefused as error:
             yield f"{case.name}: the engine refused it: {error}"
             continue
@@ -180,10 +182,10 @@ def running(engine: str, python: str, model: Path, logs: Path) -> Iterator[str]:
         process.communicate()
 
 
-def check(engine: str, url: str, tokenizer: Path, what: str) -> int:
+def check(engine: str, url: str, tokenizer: Path, what: str, model: str = MODEL) -> int:
     """Compare, print, and return the number of differences."""
     cases = load_cases()
-    found = list(compare(engine, url, tokenizer, cases))
+    found = list(compare(engine, url, tokenizer, cases, model))
     asked = sum(not case.engines or engine in case.engines for case in cases)
     print(f"{what}: {asked} prompts, {len(found)} differences")
     for line in found:
@@ -199,6 +201,7 @@ def main() -> None:
     parser.add_argument("--start", action="append", choices=["llamacpp", "vllm"], default=[])
     parser.add_argument("--vllm-python", default=os.environ.get("E2E_VLLM_PYTHON", ""))
     parser.add_argument("--url", help="an engine that runs already")
+    parser.add_argument("--model", default=MODEL, help="what that engine calls it")
     parser.add_argument("--engine", choices=["llamacpp", "vllm"], default="vllm")
     parser.add_argument("--tokenizer", type=Path, help="its tokenizer.json, or the directory")
     asked = parser.parse_args()
@@ -206,7 +209,9 @@ def main() -> None:
         parser.error("give --url and --tokenizer, or --start")
     different = 0
     if asked.url:
-        different += check(asked.engine, asked.url.rstrip("/"), asked.tokenizer, asked.url)
+        different += check(
+            asked.engine, asked.url.rstrip("/"), asked.tokenizer, asked.url, asked.model
+        )
     with tempfile.TemporaryDirectory() as made:
         for kind in KINDS if asked.start else ():
             directory, gguf = make_model(kind, Path(made))

@@ -7,7 +7,6 @@ Prints microseconds of CPU per request: `python -m loadtest.bench.inprocess [SIZ
 import argparse
 import asyncio
 import cProfile
-import gc
 import pstats
 import random
 import time
@@ -15,6 +14,7 @@ from typing import Any
 
 import uvloop
 
+from gateway.collector import Collector
 from gateway.config.schema import Config
 from gateway.core.prompter import BytePrompter
 from gateway.core.queued import QueuedDispatcher
@@ -120,16 +120,14 @@ async def run(size: int, turns: int, count: int, events: int) -> float:
     requests = [load.request(load.conversation(size, turns, i, options)) for i in range(64)]
     pieces = [requests[i % 64] for i in range(count)]
     stream = [_HEAD, *([_EVENT] * events), _LAST] if events else [_ANSWER]
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
-    start = time.process_time()
-    for data in pieces:
-        client.data_received(data)
-        link = next(link for link in links if link.sink is not None)
-        for part in stream:
-            link.data_received(part)
-    return time.process_time() - start
+    with Collector():
+        start = time.process_time()
+        for data in pieces:
+            client.data_received(data)
+            link = next(link for link in links if link.sink is not None)
+            for part in stream:
+                link.data_received(part)
+        return time.process_time() - start
 
 
 def main() -> None:

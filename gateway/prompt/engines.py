@@ -173,6 +173,7 @@ def _made(make: Candidate, reference: Reference) -> Encode:
 def _taken(
     name: str, encode: Encode, reference: Reference, file: Path, passed_over: list[str]
 ) -> Encoder:
+    reference.json = ""  # ten megabytes that nobody reads again
     rate = chars_per_s(encode, (PROSE, CODE))
     encoder = Encoder(name, encode, reference, rate)
     why = f" ({'; '.join(passed_over)})" if passed_over else ""

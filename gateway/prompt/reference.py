@@ -33,9 +33,8 @@ class Reference:
         Raises:
             Exception: whatever the library raises about the file.
         """
-        text = file.read_text(encoding="utf-8")
-        self.json = text
-        self._tokenizer = Tokenizer.from_str(text)
+        self.json = file.read_text(encoding="utf-8")
+        self._tokenizer = Tokenizer.from_str(self.json)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.before, self.after = self._affixes("a")

@@ -2,6 +2,7 @@
 
 import logging
 from array import array
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,17 @@ def test_an_interrupt_goes_through(file: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         Encoder("fast", interrupted, Reference(file), 1e6).encode("x")
+
+
+@pytest.mark.parametrize("name", [*CANDIDATES, "tokenizers"])
+def test_threads_that_encode_at_once_get_the_references_ids(file: Path, name: str) -> None:
+    encoder = load_encoder(file, {key: CANDIDATES[key] for key in CANDIDATES if key == name})
+    reference = Reference(file)
+    texts = [f"{TEXT} {number} word{number} {'x' * number}\n" * 20 for number in range(40)]
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(encoder.encode, texts * 3))
+
+    assert found == [reference.encode(text) for text in texts] * 3
 
 
 def test_wrapped_ids_are_those_of_a_completion(file: Path) -> None:

@@ -48,6 +48,7 @@ class EngineModel:
         "slow",
         "step_s",
         "tpot_floor",
+        "tpot_heard",
         "tpot_ratio",
         "tpot_samples",
         "unseen",
@@ -62,6 +63,7 @@ class EngineModel:
         self.slow = 1.0
         self.own = (1.0, 1.0)  # scales its own samples justify
         self.unseen = 0  # calibrations in a row that found no new prefill sample
+        self.tpot_heard = 0  # TPOT samples at the last calibration
         self.step_s = self.sequence_s = self.context_token_s = 0.0
         self.prefill_token_s = self.attention_s = 0.0
         self.rescale(1.0, 1.0)
@@ -162,13 +164,26 @@ def calibrate(engines: Sequence[EngineModel]) -> None:
         engine.own = own, pool_decode * slow
     best = min(engine.own[0] for engine in engines)
     for engine in engines:
-        prefill_scale, decode_scale = engine.own
         engine.unseen += 1
-        if prefill_scale > best and engine.unseen > 0:
-            # A backend thought slow gets no requests that could prove otherwise: its price sinks
-            # towards the best until one is sent there (R05), and what that shows counts at once.
-            prefill_scale = best + (prefill_scale - best) * _DOUBT**engine.unseen
-        engine.rescale(prefill_scale, decode_scale)
+        prefill_scale, decode_scale = engine.own
+        slow = decode_scale / pool_decode
+        engine.rescale(_doubted(engine, prefill_scale, best, slow), decode_scale)
+        engine.tpot_heard = engine.tpot_samples
+
+
+def _doubted(engine: EngineModel, scale: float, best: float, slow: float) -> float:
+    """Return the prefill scale to go by, when it is some time since a prefill showed it.
+
+    A backend thought slow gets no requests that could prove otherwise: its price sinks towards the
+    best until one is sent there (R05), and what that shows counts at once. While its streams show
+    that it is `slow` times a typical one, it is not offered for less than that.
+    """
+    least = best
+    if engine.tpot_samples > engine.tpot_heard:
+        least = min(scale, best * slow)
+    if engine.unseen <= 0 or scale <= least:
+        return scale
+    return least + (scale - least) * _DOUBT**engine.unseen
 
 
 def _mix(old: float, new: float, samples: int) -> float:

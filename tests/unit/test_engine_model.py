@@ -1,3 +1,4 @@
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -177,3 +178,94 @@ def test_a_slow_backend_that_gets_requests_keeps_its_price() -> None:
         assert slow.prefill_token_s > 1.4 * fast.prefill_token_s
         prefill(fast, 1.0, 1)
         prefill(slow, 3.0, 1)
+
+
+def believed(engines: list[EngineModel]) -> tuple[float, float]:
+    """How much slower than the second the first is priced: prefill, decode."""
+    calibrate(engines)
+    slow, other = engines[:2]
+    return slow.prefill_token_s / other.prefill_token_s, slow.step_s / other.step_s
+
+
+def test_a_gpu_that_slows_down_is_recognised_within_fifty_requests_and_forgiven_as_fast() -> None:
+    engines = fleet()
+    for engine in engines:
+        prefill(engine, 1.0, times=200)
+        decode(engine, 1.0, times=200)
+    assert believed(engines) == (1.0, 1.0)
+    for engine in engines:
+        factor = 3.0 if engine is engines[0] else 1.0
+        prefill(engine, factor, times=50)
+        decode(engine, factor, times=50)
+    slow_prefill, slow_decode = believed(engines)
+    assert 2.0 < slow_prefill <= 3.05
+    assert 2.7 < slow_decode <= 3.05
+    for engine in engines:
+        prefill(engine, 1.0, times=50)
+        decode(engine, 1.0, times=50)
+    assert believed(engines) == (1.0, 1.0)
+
+
+def test_a_gpu_that_only_decodes_slowly_is_not_believed_where_its_prefills_prove_otherwise() -> (
+    None
+):
+    engines = fleet()
+    for engine in engines:
+        prefill(engine, 1.0, times=50)
+        decode(engine, 3.0 if engine is engines[0] else 1.0, times=50)
+    slow_prefill, slow_decode = believed(engines)
+    assert slow_prefill == 1.0
+    assert slow_decode == pytest.approx(3.0, rel=0.05)
+
+
+def test_a_backend_whose_prefills_nobody_saw_alone_is_as_slow_as_its_streams() -> None:
+    engines = fleet()
+    for engine in engines:
+        decode(engine, 3.0 if engine is engines[0] else 1.0, times=50)
+    slow_prefill, slow_decode = believed(engines)
+    assert slow_prefill == slow_decode == pytest.approx(3.0, rel=0.05)
+
+
+def test_streams_that_go_on_being_slow_keep_a_backend_from_being_thought_fast() -> None:
+    engines = fleet()
+    for _ in range(10):  # no prefill is ever seen alone
+        for engine in engines:
+            decode(engine, 3.0 if engine is engines[0] else 1.0, times=4)
+        slow_prefill, _ = believed(engines)
+    assert slow_prefill == pytest.approx(3.0, rel=0.05)
+    for _ in range(4):  # it gets nothing more
+        slow_prefill, _ = believed(engines)
+    assert slow_prefill < 1.05
+
+
+@pytest.mark.parametrize("scale", [0.5, 2.0])
+def test_priors_wrong_by_two_are_corrected_at_every_length(scale: float) -> None:
+    truth = EngineModel(PRIOR)
+    wrong = replace(
+        PRIOR,
+        prefill_token_s=scale * PRIOR.prefill_token_s,
+        attention_s=scale * PRIOR.attention_s,
+    )
+    engine = EngineModel(wrong)
+    rng = Random(2)
+    for _ in range(3 * MIN_SAMPLES):
+        prompt = rng.randrange(1000, 20_000)
+        uncached = rng.randrange(800, prompt)
+        took = truth.prefill_s(uncached, prompt) + 1.5 * truth.step(2, 0)
+        engine.saw_prefill(took, uncached, prompt, 2)
+    calibrate([engine])
+    for uncached, prompt in ((500, 500), (4000, 4000), (1000, 30_000), (60_000, 60_000)):
+        expected = truth.prefill_s(uncached, prompt)
+        assert engine.prefill_s(uncached, prompt) == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.2])
+def test_outliers_hardly_move_what_is_learnt(share: float) -> None:
+    engines = fleet()
+    rng = Random(3)
+    for engine in engines:
+        for _ in range(200):
+            factor = 20.0 if rng.random() < share and engine is engines[0] else 1.0
+            prefill(engine, factor, times=1)
+    slow_prefill, _ = believed(engines)
+    assert slow_prefill < 1.5

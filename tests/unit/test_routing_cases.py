@@ -36,7 +36,7 @@ def status(core: Dispatcher, name: str, now: float) -> int:
 # -- load accounting and spread ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", ["cost", "lmetric", "least_requests", "weights", "dynamo"])
+@pytest.mark.parametrize("policy", sorted(set(POLICIES) - {"random", "power_of_two"}))
 def test_r01_a_burst_between_two_polls_spreads(policy: str) -> None:
     core = dispatcher(8, policy=policy)
     for name in ("b0", "b1", "b2", "b3", "b4", "b5", "b6", "b7"):
@@ -358,6 +358,17 @@ def test_r40_a_big_pool_is_priced_by_a_shortlist() -> None:
         assert len(ticket.trail) <= 24
 
 
+@pytest.mark.parametrize(
+    "policy", sorted(n for n, made in POLICIES.items() if made.narrow and n != "least_requests")
+)
+def test_r40_other_policies_look_at_few_of_a_big_pool_too(policy: str) -> None:
+    core = dispatcher(256, policy=policy)
+    for index in range(600):
+        admit(core, unlike(index, 640 + 64 * (index % 7)), 0.0)
+    looked_at = [len(admit(core, unlike(1000 + i), 0.0).trail) for i in range(40)]
+    assert sum(looked_at) / len(looked_at) <= 20
+
+
 def test_r40_a_big_pool_is_filled_evenly() -> None:
     core = dispatcher(256)
     tickets = [admit(core, unlike(i, 64), 0.0) for i in range(1024)]
@@ -380,3 +391,18 @@ def test_a_pool_of_unlike_engines_is_loaded_by_what_they_can_do() -> None:
         live.append((now, now + 0.5 * factor, ticket))
     last = spread([admit(core, unlike(1000 + i, 3200), now) for i in range(30)])
     assert last["b1"] > 1.5 * last["b0"]
+
+
+def test_direct_clients_of_a_backend_are_routed_around() -> None:
+    """What a second gateway or a direct client put there shows only in the engine's metrics."""
+    core = dispatcher(4)
+    own = [admit(core, unlike(i), 0.0) for i in range(8)]
+    for name in ("b0", "b1", "b2", "b3"):
+        ours = spread(own)[name]
+        waiting, running, used = (10, 30, 0.2) if name == "b2" else (0, 0, 0.005)
+        seen = Snapshot(at=0.2, running=ours + running, waiting=waiting, kv_utilization=used)
+        core.observe(name, seen, 0.2)
+    assert spread([admit(core, unlike(100 + i), 0.3) for i in range(12)])["b2"] == 0
+    # they left
+    core.observe("b2", Snapshot(at=0.45, running=spread(own)["b2"], kv_utilization=0.005), 0.45)
+    assert spread([admit(core, unlike(200 + i), 0.5) for i in range(40)])["b2"] >= 10

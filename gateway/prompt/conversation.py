@@ -127,6 +127,8 @@ class Route:
         self._block_tokens = chained.block_tokens
         messages = chat.messages
         self._roles = roles = _roles(messages, developer=_knows_developer(table.template, chat))
+        if not frame.calls and any(_is_call(message) for message in messages):
+            raise Unrenderable("calls are not rendered one by one")
         self._starts = [0, *cuts(roles, frame.proven)]
         self._ends = [*self._starts[1:], len(roles)]
         self._last_user = len(roles) - 1 - roles[::-1].index("user") if "user" in roles else -1
@@ -308,14 +310,19 @@ def _roles(messages: Sequence[Any], *, developer: bool) -> list[str]:
         else:
             allowed = _FOLLOWING
         roles.append(role)
-    if roles[1:2] == ["system"] or roles[-1] in _LEADING:
-        raise Unrenderable("several system prompts, or nothing else")
+    first = next((role for role in roles if role not in _LEADING), None)
+    if roles[1:2] == ["system"] or first != "user":
+        raise Unrenderable("several system prompts, or a conversation that no question opens")
     return roles
 
 
 def _knows_developer(template: ChatTemplate, chat: Conversation) -> bool:
     one = template.of(chat.tools)
     return one is not None and one.knows_developer
+
+
+def _is_call(message: dict[str, Any]) -> bool:
+    return message["role"] == "tool" or bool(message.get("tool_calls"))
 
 
 def _thinks(message: dict[str, Any]) -> bool:

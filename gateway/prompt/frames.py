@@ -120,6 +120,8 @@ class Frame:
         self.cuts: dict[Kind, str] = {}
         self.proven: frozenset[Kind] = frozenset()
         """The kinds of cuts that may be used."""
+        self.calls = True
+        """Whether they may be used where functions are called."""
         self.sensitive = True
         """Whether plain messages are rendered differently once another user message follows."""
 

@@ -141,7 +141,7 @@ class Separation:
             if not unsafe.isdisjoint((first.strip(), last.strip())):
                 continue
             texts = (first, f"a {first}\nb") if not last else (f"{first}x{last}",)
-            if not all(proof.holds(m, proof.frame.proven) for t in texts for m in _with_text(t)):
+            if not all(proof.holds(m, proof.frame.proven) for t in texts for m in proof.tried(t)):
                 unsafe |= {first.strip(), last.strip()} - {""}
             elif any(proof.changes(assistant(text)) for text in texts):
                 sensitive |= {first.strip(), last.strip()} - {""}
@@ -163,24 +163,34 @@ class _Proof:
     def run(self, tried: Sequence[list[dict[str, Any]]], like: Frame | None = None) -> None:
         """Set what of the frame's cuts is proven: where it is `like` another, all of that's or none."""
         frame = self.frame
-        if like is not None:
-            kinds = like.proven
-        else:
-            kinds = frozenset(kind for kind in frame.cuts if self._met(tried, kind))
-        if not self._stand(tried, kinds):
-            if like is not None:
-                return
-            kinds = frozenset(kind for kind in kinds if self._stand(tried, frozenset({kind})))
-            if not self._stand(tried, kinds):
-                return
-        if not self._ends_alike(kinds):
+        kinds = self._kinds(tried) if like is None else like.proven
+        if like is None and not kinds:  # perhaps it only treats calls and results oddly
+            frame.calls = False
+            kinds = self._kinds(_without_calls(tried))
+        elif like is not None:
+            frame.calls = like.calls
+            tried = tried if frame.calls else _without_calls(tried)
+            kinds = kinds if self._stand(tried, kinds) else frozenset()
+        if not kinds or not self._ends_alike(kinds):
             return
         frame.proven = kinds
-        frame.sensitive = bool(kinds) and (
+        frame.sensitive = (
             self.changes(assistant("An answer."))
             or self.changes(user("A question."))
             or self.changes(calling("f", text="text"), tool("result"))
         )
+
+    def _kinds(self, tried: Sequence[list[dict[str, Any]]]) -> frozenset[Kind]:
+        """Return the cuts at which the whole is always the sum of its parts."""
+        kinds = frozenset(kind for kind in self.frame.cuts if self._met(tried, kind))
+        if not self._stand(tried, kinds):
+            kinds = frozenset(kind for kind in kinds if self._stand(tried, frozenset({kind})))
+        return kinds if self._stand(tried, kinds) else frozenset()
+
+    def tried(self, text: str) -> list[list[dict[str, Any]]]:
+        """Return conversations with a text in them, of the kind that the frame takes."""
+        found = list(_with_text(text))
+        return found if self.frame.calls else _without_calls(found)
 
     def holds(self, messages: list[dict[str, Any]], kinds: frozenset[Kind]) -> bool:
         """Return whether parts cut at all these kinds give what the whole gives.
@@ -286,6 +296,12 @@ def parts_of(
             tools=tools,
         )
     yield frame.end(roles[-1])
+
+
+def _without_calls(tried: Sequence[list[dict[str, Any]]]) -> list[list[dict[str, Any]]]:
+    return [
+        [m for m in messages if m["role"] != "tool" and "tool_calls" not in m] for messages in tried
+    ]
 
 
 def cuts(roles: Sequence[str], kinds: frozenset[Kind]) -> list[int]:

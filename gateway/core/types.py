@@ -254,9 +254,6 @@ class Explanation:
 
 
 @dataclass(slots=True, frozen=True)
-class BackendStatus:
-    """A backend's live figures for `/status` and the metrics (contract, section 8)."""
-@dataclass(slots=True, frozen=True)
 class EventStatus:
     """What a backend's KV events have come to; `mode` "off" = none are followed.
 
@@ -274,6 +271,9 @@ class EventStatus:
     blocks: int = 0
 
 
+@dataclass(slots=True, frozen=True)
+class BackendStatus:
+    """A backend's live figures for `/status` and the metrics (contract, section 8)."""
 
     name: str
     up: bool
@@ -290,10 +290,10 @@ class EventStatus:
     index_blocks: int
     hit_tokens_predicted: int
     hit_tokens_reported: int
+    kv_events: EventStatus = EventStatus()
 
 
 @dataclass(slots=True, frozen=True)
-    kv_events: EventStatus = EventStatus()
 class ClassStatus:
     """A class's live figures. `bucket_tokens` is None for an unlimited class."""
 

@@ -2,15 +2,14 @@
 
 First a request's whole way through the core at 2 backends (a conversation of `--size` bytes in
 `--turns` turns, 16 in flight), then `admit` and the end alone per policy and pool size, with about
-12 in flight on each backend. Process CPU time of batches; the lower quartile of the rounds, because
-a busy machine only ever adds.
+12 in flight on each backend. Process CPU time of batches; the least of the rounds, because a busy
+machine only ever adds.
 """
 
 import argparse
 from array import array
 from collections.abc import Callable, Iterable
 from random import Random
-from statistics import quantiles
 from time import process_time
 from typing import Any
 
@@ -30,7 +29,7 @@ from gateway.core.settings import (
 from gateway.core.types import Api, Chain, Finish, Outcome, Query, Ticket, Usage
 from loadtest.bench.load import conversation
 
-_ROUND = 100
+_ROUND = 25
 _PER_BACKEND = 12
 _BATCH = 16
 _CONVERSATIONS = 64
@@ -51,7 +50,7 @@ _CLASSES = (
 
 
 class Stopwatch:
-    """Microseconds per item of each step, the lower quartile of its rounds."""
+    """Microseconds per item of each step, the least of its rounds."""
 
     def __init__(self) -> None:
         self._rounds: dict[str, list[float]] = {}
@@ -70,19 +69,16 @@ class Stopwatch:
 
     def figures(self) -> dict[str, float]:
         """Return what each step costs; the first tenth of the rounds was warming up."""
-        return {
-            step: quantiles(rounds[len(rounds) // 10 :], n=4)[0]
-            for step, rounds in self._rounds.items()
-        }
+        return {step: min(rounds[len(rounds) // 10 :]) for step, rounds in self._rounds.items()}
 
 
-def settings(count: int, policy: str) -> CoreSettings:
+def settings(count: int, policy: str, shadow: str | None = None) -> CoreSettings:
     names = tuple(f"b{index}" for index in range(count))
     return CoreSettings(
         models=(ModelSpec("m", names),),
         backends=tuple(BackendSpec(name) for name in names),
         classes=_CLASSES,
-        routing=RoutingSpec(policy=policy),
+        routing=RoutingSpec(policy=policy, shadow=shadow),
     )
 
 
@@ -130,13 +126,13 @@ def _hashes(common: list[int], rng: Random) -> "array[int]":
     return array("Q", common + [rng.getrandbits(64) for _ in range(20)])
 
 
-def pool(count: int, policy: str, rounds: int) -> dict[str, float]:
+def pool(count: int, policy: str, rounds: int, shadow: str | None = None) -> dict[str, float]:
     """Return the microseconds of `admit`, `first_token` and `finish` at `count` backends.
 
     Every request shares half of its prompt with the others of its round.
     """
     rng = Random(1)
-    core = Dispatcher(settings(count, policy), rng, 0.0)
+    core = Dispatcher(settings(count, policy, shadow), rng, 0.0)
     live: list[Ticket] = []
     watch = Stopwatch()
     warm = count * _PER_BACKEND // _ROUND + 5
@@ -159,6 +155,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--stream", action="store_true")
     parser.add_argument("--policy", action="append", choices=[*POLICIES, "none"])
+    parser.add_argument("--shadow", choices=list(POLICIES), help="score this one beside each")
     arguments = parser.parse_args()
     steps = life(arguments.size, arguments.turns, 10 * arguments.rounds, stream=arguments.stream)
     for step, cost in (*steps.items(), ("sum", sum(steps.values()))):
@@ -168,7 +165,7 @@ def main() -> None:
     if policies:
         print("\nadmit".ljust(17) + "".join(f"{size:>10}" for size in sizes) + "   256/8   end@8")
     for policy in policies:
-        figures = [pool(size, policy, arguments.rounds) for size in sizes]
+        figures = [pool(size, policy, arguments.rounds, arguments.shadow) for size in sizes]
         cells = "".join(f"{figure['admit']:>8.1f}us" for figure in figures)
         ratio = figures[3]["admit"] / figures[1]["admit"]
         end = figures[1]["first_token"] + figures[1]["finish"]

@@ -71,6 +71,14 @@ def smg(rows: Rows, demand: Demand, _rng: Random) -> None:
         row.terms = (row.hit_tokens / demand.prompt_tokens, float(load))
 
 
+def smg_narrow(rows: Rows, held: Held, demand: Demand, _rng: Random) -> Rows:
+    """Keep the holders, the least and one of the most loaded: what its older guard looks at."""
+    if demand.routing.smg.guard != "pool":
+        return rows
+    loads = [row.in_flight + row.other_in_flight for row in rows]
+    return cheapest(rows, loads, holders(held) | rows[loads.index(max(loads))].bit)
+
+
 def smg_limit(loads: list[int], absolute: float, relative: float) -> float:
     """Return the load up to which SMG 1.13 follows a match: both bounds must be passed to skip."""
     mean = sum(loads) / len(loads)
@@ -139,6 +147,6 @@ def _on_ring(rows: Rows, loads: list[int], bound: float, walk: Iterable[str]) ->
 
 
 AFFINITY = Policy("affinity", scored(affinity), ("hit_ratio", "owed_tokens"), affinity_narrow)
-SMG = Policy("smg", scored(smg), ("hit_ratio", "in_flight"))
+SMG = Policy("smg", scored(smg), ("hit_ratio", "in_flight"), smg_narrow)
 PREBLE = Policy("preble", scored(preble), ("hit_ratio", "windowed_s", "prefill_s"))
 CHWBL = Policy("chwbl", scored(chwbl), ("in_flight", "bound"), ring=True)

@@ -17,12 +17,13 @@ CALLS = (
     "attempt_failed",
     "first_token",
     "finish",
+    "grow",
+    "take_started",
+    "due",
     "observe",
     "set_up",
     "drain",
     "undrain",
-    "take_started",
-    "due",
 )
 
 
@@ -92,6 +93,8 @@ class _Number:
 
 def shown(result: Any) -> Any:
     """What of an answer two dispatchers must agree on: all figures of a decision."""
+    if isinstance(result, list):
+        return [shown(one) for one in result]
     if isinstance(result, Ticket):
         return (
             result.backend,

@@ -10,7 +10,7 @@ from itertools import product
 
 import orjson
 
-from gateway.core.policies import POLICIES
+from gateway.core.policies.published import PUBLISHED
 from gateway.sim import measure
 from gateway.sim.faults_at import Fault, Happening
 from gateway.sim.generators import MAKERS
@@ -23,7 +23,7 @@ EPILOG = (
     + "), a block-hash trace\n(.jsonl, .jsonl.gz: Mooncake, Bailian or our recorder's) or an Azure trace"
     " (.csv, .csv.gz).\nexit codes: 0 ok, 1 failed or interrupted, 2 bad usage or no trace"
 )
-DEFAULT_POLICIES = ("round_robin", "least_requests", "weights", "lmetric", "cost")
+DEFAULT_POLICIES = ("round_robin", "least_requests", "weights-3:3:2", "lmetric", "cost")
 DEFAULT_LOAD = 0.8
 
 
@@ -33,9 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policy",
         action="append",
-        choices=sorted(POLICIES),
+        choices=sorted(PUBLISHED),
         metavar="NAME",
-        help=f"one to run, may be repeated: {', '.join(POLICIES)} "
+        help=f"one to run, may be repeated: {', '.join(PUBLISHED)} "
         f"(default: {', '.join(DEFAULT_POLICIES)})",
     )
     parser.add_argument(

@@ -74,8 +74,7 @@ def capacity(traffic: Traffic, fleet: FleetSpec | None = None, *, seed: int = 1)
     """
 
     def keeps(rate: float) -> bool:
-        ratio = run_cell(traffic(rate, seed), YARDSTICK, fleet, seed=seed)["slo_ratio"]
-        return ratio is not None and ratio >= WITHIN
+        return _keeps(traffic(rate, seed), fleet or FleetSpec(), seed)
 
     low, high = _bracket(keeps)
     while high > low * _CLOSE:
@@ -85,6 +84,21 @@ def capacity(traffic: Traffic, fleet: FleetSpec | None = None, *, seed: int = 1)
         else:
             high = middle
     return low
+
+
+def _keeps(workload: Workload, fleet: FleetSpec, seed: int) -> bool:
+    """Return whether the yardstick keeps enough within SLO; ends as soon as that is lost."""
+    asked = sum(
+        len(dialogue.asks)
+        for dialogue in workload.dialogues
+        if len(dialogue.asks) > 1 or dialogue.start_s >= workload.warm_s
+    )
+    settings = core_settings(workload, fleet, YARDSTICK)
+    allowed = int((1 - WITHIN) * asked) + 1
+    records = FleetRun(workload, fleet, settings, seed=seed).run(most_missed=allowed)
+    counted = [record for record in records if record.sent_at >= workload.warm_s]
+    within = sum(1 for record in counted if record.within(workload.slos[record.cls]))
+    return within >= WITHIN * len(counted) > 0
 
 
 def _bracket(keeps: Callable[[float], bool]) -> tuple[float, float]:

@@ -12,6 +12,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from gateway.core.policies.published import PUBLISHED
 from gateway.sim.cells import Setting, capacity, run_cell
 from gateway.sim.faults_at import Fault
 from gateway.sim.fleet_run import FleetSpec
@@ -29,7 +30,7 @@ _R = TypeVar("_R")
 class Cell:
     """One run: which traffic how fast on which fleet by which policy.
 
-    `rate` is the rate factor; where it is None, `load` is the share of the fleet's capacity that
+    `policy` is one of `core.policies.published`. `rate` is the rate factor; where it is None, `load` is the share of the fleet's capacity that
     gives it. `requests` = how many are made, or the most that are read (None: the default, all).
     """
 
@@ -99,7 +100,13 @@ def _capacity(cell: Cell) -> float:
 def _figures(cell: Cell) -> dict[str, Any]:
     assert cell.rate is not None
     workload = traffic_of(cell.trace, cell.requests)(cell.rate, cell.seed)
-    return run_cell(workload, Setting(cell.policy), cell.fleet, seed=cell.seed, load=cell.load)
+    return run_cell(
+        workload,
+        Setting(PUBLISHED[cell.policy], label=cell.policy),
+        cell.fleet,
+        seed=cell.seed,
+        load=cell.load,
+    )
 
 
 class _Workers:

@@ -22,7 +22,7 @@ MAKERS: dict[str, Maker] = {
 
 # Enough of each for a 95th percentile, and long enough for sessions to come and go several times.
 REQUESTS = 4_000
-LEAST_S = {"coding": 600.0, "mix": 600.0, "chat": 300.0, "agents": 300.0, "short": 60.0}
+LEAST_S = {"coding": 600.0, "mix": 600.0, "agents": 200.0, "chat": 90.0, "short": 60.0}
 _LEAST_S = 120.0  # a queue that grows shows itself
 # Caches fill and sessions reach their steady number in the first part of a run.
 WARM_SHARE = 0.25

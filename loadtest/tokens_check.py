@@ -4,8 +4,8 @@
     python -m loadtest.tokens_check --start llamacpp [--start vllm] [--vllm-python PYTHON]
 
 `--start` makes two tiny models (GPT-2's and Qwen2's way of splitting, a plain and a rich template)
-and starts the engine on each. Every conversation is asked for cold, and again with all its earlier
-turns known. Exits 1 on any difference and on any prompt that is not rendered.
+and starts the engine on each. Every conversation is asked for when it is new, and by another prompter
+with all its earlier turns known. Exits 1 on any difference and on any prompt that is not rendered.
 """
 
 import argparse
@@ -110,6 +110,10 @@ def compare(
     engine: str, url: str, tokenizer: Path, cases: Sequence[Case], model: str = MODEL
 ) -> Iterator[str]:
     """Yield one line per difference, for the cases this engine is asked."""
+    states = {
+        state: load_prompter(tokenizer, _SALT, BytePrompter(_SALT), block_tokens=1)
+        for state in ("new", "with its turns known")
+    }
     for case in cases:
         if case.engines and engine not in case.engines:
             continue
@@ -118,9 +122,8 @@ def compare(
         except EngineRefused as error:
             yield f"{case.name}: the engine refused it: {error}"
             continue
-        for state in ("cold", "with its turns known"):
-            prompter = load_prompter(tokenizer, _SALT, BytePrompter(_SALT), block_tokens=1)
-            if state != "cold":
+        for state, prompter in states.items():
+            if state != "new":
                 _tell_turns(prompter, case)
             found = difference(prompter, case, ids)
             if found is not None:

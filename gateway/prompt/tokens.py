@@ -1,10 +1,12 @@
 """Exact chains: a model's tokenizer and chat template behind the same protocol as byte blocks.
 
-Every encoding is kept in a cache of bounded size. `start` leaves long new text to the encoder
-pool; `chain` encodes on the caller's thread. What cannot be rendered exactly falls back to byte
-blocks.
+A chat goes the short way where it can (`conversation.py`: its new messages alone), else it is
+rendered and encoded whole. Every encoding is kept in a cache of bounded size. `start` leaves long
+new text to the encoder pool; `chain` encodes on the caller's thread. What cannot be rendered
+exactly falls back to byte blocks.
 """
 
+import logging
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -17,17 +19,28 @@ from gateway.core.chain import ID_BYTES, chain_tokens, token_seed
 from gateway.core.prompter import PendingChain, Prompter
 from gateway.core.request import ParsedRequest
 from gateway.core.types import Api, Chain
-from gateway.prompt.chat import conversation
+from gateway.prompt.chat import Conversation, conversation
+from gateway.prompt.conversation import Chained, Conversations, Route
 from gateway.prompt.engines import CannotEncode, Encoder
 from gateway.prompt.jobs import FAILED, EncodeJob
 from gateway.prompt.pool import EncoderPool
 from gateway.prompt.template import ChatTemplate, Unrenderable
+
+_log = logging.getLogger("radixgate.prompt")
 
 MAX_TEXT_CHARS: Final = 1024 * 1024
 """Longer prompts are chained by bytes: encoding one would hold the caller up for half a second."""
 
 CACHE_BYTES: Final = 64 * 1024 * 1024
 _ENTRY_BYTES: Final = 200  # key, array header, table entry
+
+
+ByBytes = Callable[[str], Chain]
+"""Gives a request's byte chain, and counts why."""
+
+_CHAT_APIS: Final = frozenset({Api.CHAT, Api.MESSAGES, Api.COUNT_TOKENS, Api.RESPONSES})
+_COMPLETION_APIS: Final = frozenset({Api.COMPLETIONS, Api.TOKENIZE})
+_ODD_FIELDS: Final = ("suffix", "truncate_prompt_tokens", "prompt_embeds")
 
 
 class Text(NamedTuple):
@@ -78,7 +91,9 @@ class TokenPrompter:
         pool: EncoderPool | None = None,
         on_fallback: Callable[[str], None] = lambda _: None,
         cache_bytes: int = CACHE_BYTES,
+        conversations: Conversations | None = None,
     ) -> None:
+        self._conversations = conversations
         self._encoder = encoder
         self._pool = pool
         self._on_fallback = on_fallback
@@ -86,10 +101,34 @@ class TokenPrompter:
         self._fallback = fallback
         self._salt = salt & 0xFFFF_FFFF_FFFF_FFFF
         self._block_tokens = block_tokens
+        self._model_block_tokens: dict[str, int] = {}
         self._cache = EncodingCache(cache_bytes)
+        self._doubted = False
         self.matched = 0
         self.mismatched = 0
         self.unrendered = 0
+        self.in_parts = 0
+        """Chats that took the short way."""
+
+    def block_tokens_of(self, model: str) -> int:
+        """Return the tokens per block of a model's chains."""
+        return self._model_block_tokens.get(model, self._block_tokens)
+
+    def use_block_tokens(self, model: str, block_tokens: int) -> bool:
+        """Chain a model's prompts by its engines' block size from now on; True = it is another.
+
+        Chains of another block size have no hash in common: what was known by them is of no use.
+        """
+        if block_tokens < 1 or block_tokens == self.block_tokens_of(model):
+            return False
+        self._model_block_tokens[model] = block_tokens
+        return True
+
+    def cap_conversations(self, max_bytes: int) -> None:
+        """Bound what is remembered of conversations, and of encoded texts, to so much each."""
+        self._cache.max_bytes = max_bytes
+        if self._conversations is not None:
+            self._conversations.max_bytes = max_bytes
 
     def chain(self, request: ParsedRequest, *, isolation: str = "", cls: str = "") -> Chain:
         """Return the exact chain, or the fallback's where the prompt cannot be rendered."""
@@ -106,42 +145,119 @@ class TokenPrompter:
     def _begin(
         self, request: ParsedRequest, isolation: str, cls: str, pool: EncoderPool | None
     ) -> Chain | PendingChain:
-        salt = request.data.get("cache_salt")
-        seed = token_seed(
-            self._salt,
-            model=request.model or "",
-            cache_salt="" if salt is None else str(salt),
-            isolation=isolation,
-        )
+        chained = self._chained(request, isolation)
         by_bytes = partial(self._by_bytes, request, request.model, isolation, cls)
-        encoder = self._encoder
         try:
-            wanted = self._wanted(request)
-            if not isinstance(wanted, Text):
-                return self._exact(wanted, seed)
-            ids = self._cache.get(wanted.key)
-            if ids is not None:
-                return self._exact(ids, seed)
-            finish = partial(self._encoded, wanted, seed)
-            if pool is not None and len(wanted.text) > encoder.inline_chars:
-                return EncodeJob(pool, encoder, [wanted.text], finish, by_bytes)
-            return finish([encoder.encode(wanted.text)])
+            if not _is_chat(request):
+                wanted = self._completion(request)
+                if not isinstance(wanted, Text):
+                    return self._exact(wanted, chained)
+                return self._whole(wanted, chained, pool, by_bytes)
+            chat = self._chat(request)
+            special = bool(request.data.get("add_special_tokens", False))
+            route = None if special else self._route(chat, chained)
+            if route is None:
+                assert self._template is not None
+                wanted = self._text(self._template.render(chat), special=special)
+                return self._whole(wanted, chained, pool, by_bytes)
+            texts = [self._text(text, special=False) for text in route.texts]
+            finish = partial(self._routed, route, chat, chained)
+            return self._encoded(texts, finish, pool, by_bytes)
         except Unrenderable:
             self.unrendered += 1
             return self._fallback.chain(request, isolation=isolation, cls=cls)
         except CannotEncode:
             return by_bytes(FAILED)
 
-    def _encoded(self, wanted: "Text", seed: int, ids: "Sequence[array[int]]") -> Chain:
-        """Keep what a text was encoded to and return its chain."""
-        whole = self._encoder.wrap(ids[0]) if wanted.special else ids[0]
-        self._cache.put(wanted.key, whole)
-        return self._exact(whole, seed)
+    def _chained(self, request: ParsedRequest, isolation: str) -> Chained:
+        model = request.model or ""
+        salt = request.data.get("cache_salt")
+        seed = token_seed(
+            self._salt,
+            model=model,
+            cache_salt="" if salt is None else str(salt),
+            isolation=isolation,
+        )
+        return Chained(seed, self.block_tokens_of(model))
 
-    def _exact(self, ids: "array[int]", seed: int) -> Chain:
+    def _route(self, chat: Conversation, chained: Chained) -> Route | None:
+        if self._conversations is None:
+            return None
+        try:
+            return self._conversations.route(chat, chained)
+        except Unrenderable:  # in parts; as a whole it may yet be
+            return None
+
+    def _whole(
+        self, wanted: "Text", chained: Chained, pool: EncoderPool | None, by_bytes: "ByBytes"
+    ) -> Chain | PendingChain:
+        return self._encoded([wanted], lambda ids: self._exact(ids[0], chained), pool, by_bytes)
+
+    def _encoded(
+        self,
+        texts: "Sequence[Text]",
+        finish: "Callable[[Sequence[array[int]]], Chain]",
+        pool: EncoderPool | None,
+        by_bytes: "ByBytes",
+    ) -> Chain | PendingChain:
+        """Return what `finish` makes of the texts' ids: at once where little is not known yet."""
+        encoder, cache = self._encoder, self._cache
+        known = {text.key: cache.get(text.key) for text in texts}
+        left = [text for text in texts if known[text.key] is None]
+        most = encoder.inline_chars
+        later = []
+        for text in left:
+            if pool is not None and len(text.text) > most:
+                later.append(text)
+            else:
+                most -= len(text.text)
+                known[text.key] = self._keep(text, encoder.encode(text.text))
+
+        def made(encoded: "Sequence[array[int]]") -> Chain:
+            for text, ids in zip(later, encoded, strict=True):
+                known[text.key] = self._keep(text, ids)
+            whole = [known[text.key] for text in texts]
+            return finish([ids for ids in whole if ids is not None])
+
+        if pool is None or not later:
+            return made([])
+        return EncodeJob(pool, encoder, [text.text for text in later], made, by_bytes)
+
+    def _keep(self, text: "Text", ids: "array[int]") -> "array[int]":
+        """Remember a text's ids, special tokens around them where they belong, and return them."""
+        whole = self._encoder.wrap(ids) if text.special else ids
+        self._cache.put(text.key, whole)
+        return whole
+
+    def _routed(
+        self,
+        route: Route,
+        chat: Conversation,
+        chained: Chained,
+        ids: "Sequence[array[int]]",
+    ) -> Chain:
+        chain = route.finish(ids)
+        self.in_parts += 1
+        if self._doubted:
+            self._doubted = False
+            self._check(chain, chat, chained)
+        return chain
+
+    def _check(self, chain: Chain, chat: Conversation, chained: Chained) -> None:
+        """Compare a chain made in parts with the whole prompt's; give the short way up for good.
+
+        Asked for when an engine counted another number of tokens. Its price is a long encoding.
+        """
+        assert self._template is not None
+        whole = self._exact(self._encoder.encode(self._template.render(chat)), chained)
+        if whole != chain:
+            _log.error("the chat template is not what was proven: prompts are rendered whole now")
+            self._conversations = None
+
+    def _exact(self, ids: "array[int]", chained: Chained) -> Chain:
         return Chain(
-            hashes=chain_tokens(ids, seed, self._block_tokens),
-            tokens_per_block=self._block_tokens,
+            hashes=chain_tokens(ids, chained.seed, chained.block_tokens),
+            tokens_per_block=chained.block_tokens,
             tokens=len(ids),
             exact=True,
             text_bytes=len(ids) * ID_BYTES,
@@ -166,30 +282,30 @@ class TokenPrompter:
             self.matched += 1
         else:
             self.mismatched += 1
+            # An engine with another template always differs: not every time is a check worth it.
+            self._doubted = self.mismatched.bit_count() == 1
 
-    def _wanted(self, request: ParsedRequest) -> "Text | array[int]":
+    def _chat(self, request: ParsedRequest) -> Conversation:
+        template = self._template
+        if template is None:
+            raise Unrenderable("the model has no chat template")
+        return conversation(
+            request,
+            merges_system=template.merges_system,
+            disabled_effort=template.disabled_effort,
+        )
+
+    def _completion(self, request: ParsedRequest) -> "Text | array[int]":
         """Return the prompt as text to encode, or its ids where the client sent them."""
         data = request.data
-        if request.api is Api.CHAT or (request.api is Api.TOKENIZE and "messages" in data):
-            if self._template is None:
-                raise Unrenderable("the model has no chat template")
-            template = self._template
-            text = template.render(
-                conversation(
-                    request,
-                    merges_system=template.merges_system,
-                    disabled_effort=template.disabled_effort,
-                )
-            )
-            return self._text(text, special=bool(data.get("add_special_tokens", False)))
-        if request.api in (Api.COMPLETIONS, Api.TOKENIZE):
-            prompt = data.get("prompt")
-            if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-                prompt = prompt[0]
-            if isinstance(prompt, str) and not data.get("suffix"):
-                return self._text(prompt, special=bool(data.get("add_special_tokens", True)))
-            return _given_ids(prompt)
-        raise Unrenderable("no text prompt of this shape")
+        if request.api not in _COMPLETION_APIS or any(data.get(field) for field in _ODD_FIELDS):
+            raise Unrenderable("no text prompt of this shape")
+        prompt = data.get("prompt")
+        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+            prompt = prompt[0]
+        if isinstance(prompt, str):
+            return self._text(prompt, special=bool(data.get("add_special_tokens", True)))
+        return _given_ids(prompt)
 
     def _text(self, text: str, *, special: bool) -> "Text":
         if len(text) > MAX_TEXT_CHARS:
@@ -201,6 +317,11 @@ class TokenPrompter:
         except UnicodeEncodeError:
             raise Unrenderable("half a surrogate pair") from None
         return Text(text, special, xxhash.xxh3_128_digest(data, seed=self._salt ^ special))
+
+
+def _is_chat(request: ParsedRequest) -> bool:
+    api = request.api
+    return api in _CHAT_APIS or (api is Api.TOKENIZE and "messages" in request.data)
 
 
 def _given_ids(prompt: object) -> "array[int]":

@@ -126,7 +126,7 @@ def test_model_salt_and_isolation_start_other_chains(prompter: TokenPrompter, mo
         (Api.COMPLETIONS, {"prompt": "x", "suffix": "y"}),
         (Api.COMPLETIONS, {}),
         (Api.COMPLETIONS, {"prompt": "x" * (MAX_TEXT_CHARS + 1)}),
-        (Api.MESSAGES, {"messages": [user("x")]}),
+        (Api.MESSAGES, {"messages": [user([{"type": "image", "source": {}}])]}),
         (Api.EMBEDDINGS, {"input": "x"}),
     ],
 )
@@ -138,7 +138,8 @@ def test_what_cannot_be_exact_falls_back_to_bytes(
 
 
 def test_estimates_of_the_fallback_are_learnt(prompter: TokenPrompter) -> None:
-    fields: dict[str, Any] = {"messages": [user("x" * 2000)]}
+    image = {"type": "image", "source": {}}
+    fields: dict[str, Any] = {"messages": [user("x" * 2000), user([image])]}
     before = chain(prompter, Api.MESSAGES, **fields)
     prompter.learn("m", "chat", before, before.tokens * 2)
     after = chain(prompter, Api.MESSAGES, **fields)

@@ -9,6 +9,7 @@ backend idle while a request it could serve waits.
 
 from collections.abc import Callable
 from dataclasses import replace
+from operator import itemgetter
 from random import Random
 
 from gateway.core.bucket import clamp_retry_after
@@ -31,6 +32,10 @@ from gateway.core.types import (
     Ticket,
 )
 from gateway.core.waiting import NOWHERE
+
+# Candidates of its decision that a waiting request keeps: all of eight would be half its memory.
+_TRAIL_ROWS = 2
+_price = itemgetter(5)
 
 
 class QueuedDispatcher(Dispatcher):
@@ -198,6 +203,8 @@ class QueuedDispatcher(Dispatcher):
             self._classes.give_back(ticket, now)
             return Refusal(RefusalKind.FULL, self.retry_after_s(pool), books.spec.name)
         books.admitted += 1
+        if len(ticket.trail) > _TRAIL_ROWS:
+            ticket.trail = sorted(ticket.trail, key=_price)[:_TRAIL_ROWS]
         queue.hold(ticket, slot, books.spec, now)
         for row in pool.rows:
             if not row.unprefilled and row.slot not in queue.room.lines:

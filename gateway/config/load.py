@@ -105,10 +105,28 @@ def _warn(
             allowed = "expected the backend's key in it when serving"
             report.warn(where, f"{path}.api_key_env", f"{variable} is not set", allowed)
     for index, model in enumerate(config.models):
-        if model.tokenizer is not None and not _exists(model.tokenizer):
-            key = f"models[{index}].tokenizer"
-            message = f"{model.tokenizer} does not exist on this machine"
-            report.warn(places.get(key, top), key, message, "expected it where the gateway runs")
+        for field, file in (("tokenizer", model.tokenizer), ("chat_template", model.chat_template)):
+            if file is not None and not _exists(file):
+                key = f"models[{index}].{field}"
+                message = f"{file} does not exist on this machine"
+                where = places.get(key, top)
+                report.warn(where, key, message, "expected it where the gateway runs")
+
+
+def _warn_blind(config: Config, places: Mapping[str, Where], top: Where, report: Report) -> None:
+    """Say which KV events tell nothing: they are token ids, and no prompt of ours is."""
+    names = Names(config)
+    counted = {
+        names.of(backend)
+        for model in config.models
+        if model.tokenizer is not None
+        for backend in model.backends
+    }
+    for path, backend in occurrences(config):
+        if backend.kv_events is not None and names.of(backend) not in counted:
+            key = f"{path}.kv_events"
+            message = "not read: no model of this backend has a tokenizer"
+            report.warn(places.get(key, top), key, message, "expected tokenizer on the model")
 
 
 def _warn_idle(idle: Mapping[str, Where], report: Report) -> None:

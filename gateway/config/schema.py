@@ -103,6 +103,14 @@ class MatchConfig(_Section, frozen=True):
     min_prompt_tokens: Annotated[
         int | None, Key("Smallest prompt that matches.", unit="tokens", ge=0)
     ] = None
+    chat_template: Annotated[
+        str | None,
+        Key(
+            "File with the chat template the engine was given (vLLM's --chat-template). None = the "
+            "tokenizer's own.",
+            form="text",
+        ),
+    ] = None
     max_prompt_tokens: Annotated[
         int | None, Key("Largest prompt that matches.", unit="tokens", ge=0)
     ] = None
@@ -265,6 +273,23 @@ class LimitsConfig(_Section, frozen=True):
 
 class TimeoutsConfig(_Section, frozen=True):
     """Deadlines. 0 means none where the line says so."""
+    conversation_mib: Annotated[
+        int,
+        Key(
+            "Memory cap, per tokenizer, of what is known of conversations, so that a turn costs its "
+            "new messages; encoded texts may take as much again.",
+            unit="MiB",
+            ge=1,
+            le=1_048_576,
+        ),
+    ] = 64
+    isolate_keys: Annotated[
+        bool,
+        Key(
+            "Credit no key with prefixes that another key's requests put into a cache. The engine "
+            "shares them all the same unless the clients send cache_salt.",
+        ),
+    ] = False
 
     connect_s: Annotated[float, Key("Connecting to a backend.", unit="s", gt=0, le=300)] = 2.0
     first_byte_s: Annotated[

@@ -222,6 +222,13 @@ class Dispatcher(Views):
 
     # -- what the backends report -----------------------------------------------------------
 
+    def forget_prefixes(self, model: str) -> None:
+        """Forget what a model's backends hold: its prompts are chained in another way now."""
+        pool = self._fleet.pools.get(model)
+        for row in [] if pool is None else pool.rows:
+            self._fleet.trie.drop(row.slot)
+            row.oldest_use = None
+
     def observe(self, backend: str, snapshot: Snapshot, now: float) -> None:
         """Take in one scrape; one that is stale, older than the last, or of nobody is ignored."""
         row = self._fleet.by_name.get(backend)

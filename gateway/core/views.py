@@ -5,6 +5,8 @@ change a book, count anything or move the random state; a decision shown to it i
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from math import gcd
 from random import Random
 
 from gateway.core import explain, status
@@ -20,6 +22,8 @@ from gateway.core.pool import JITTER_S
 from gateway.core.settings import CoreSettings, ModelSpec
 from gateway.core.shadow import Shadow, Tally
 from gateway.core.types import BackendStatus, ClassStatus, Explanation, Query, Ticket
+
+_LEAST_BLOCK = 8  # tokens: smaller blocks cost more to index than they tell
 
 
 class Views:
@@ -72,6 +76,21 @@ class Views:
     def expected_output(self, model: str, cls: str, max_tokens: int | None) -> int:
         """Return how many tokens the answer will likely have, learnt per model and class."""
         return self._outputs.expected(model, cls, max_tokens)
+
+    def block_tokens(self, model: str) -> int | None:
+        """Return the block size that fits all of a model's engines; None = none told its own.
+
+        Blocks of different engines are whole numbers of it; below `_LEAST_BLOCK` the smallest is
+        taken as it is.
+        """
+        pool = self._fleet.pools.get(model)
+        rows = [] if pool is None else pool.rows
+        told = [row.snapshot.block_tokens or 0 for row in rows if row.snapshot is not None]
+        sizes = [size for size in told if size > 0]
+        if not sizes:
+            return None
+        shared = gcd(*sizes)
+        return shared if shared >= _LEAST_BLOCK else min(sizes)
 
     # -- looking in -------------------------------------------------------------------------
 

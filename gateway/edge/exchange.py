@@ -141,10 +141,13 @@ class Exchange(Attempts):
         )
         if key is not None:
             keys.require(key, model, parsed.model)
+        isolation = ""
             if self._route.api is Api.RESPONSES:
                 self._own_previous(parsed.data.get("previous_response_id"), key)
+            if handler.isolate_keys:
+                isolation = key.name
         self._prompter = prompter = handler.prompter(model)
-        return model, start_chain(prompter, parsed, model)
+        return model, start_chain(prompter, parsed, model, isolation)
 
     def _ask(self, parsed: ParsedRequest, model: str, chain: Chain) -> Query:
         """Return what is asked of the dispatcher."""

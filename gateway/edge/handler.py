@@ -104,7 +104,7 @@ class Handler:
 
     def configure(self, config: Config, prompters: Mapping[str, Prompter]) -> None:
         """Take a new configuration; requests in progress keep what they have."""
-        self._prompters = prompters
+        self.prompters = prompters
         self._key_configs = config.keys
         self.keys = KeyRing(config.keys, self._today())
         self.cors = Cors(config.cors.origins)
@@ -116,6 +116,7 @@ class Handler:
         self.inject_usage = config.streams.inject_usage
         self.max_attempts = config.retries.attempts
         self.body_limit = config.limits.body_mib * 1024 * 1024
+        self.isolate_keys = config.index.isolate_keys
         self.max_streams = config.limits.streams
         self._debug = config.debug_headers
         # The debug lines of first attempts by (backend, class, policy), where they are all there is.
@@ -216,7 +217,7 @@ class Handler:
 
     def prompter(self, model: str) -> Prompter:
         """Return how this model's prompts are counted and hashed."""
-        return self._prompters.get(model, self._default_prompter)
+        return self.prompters.get(model, self._default_prompter)
 
     def drain(self) -> None:
         """Begin nothing new."""

@@ -71,10 +71,15 @@ def model_not_found(asked: str) -> ModelNotFound:
     return ModelNotFound(f"The model `{asked[:_SHOWN]}` does not exist.", param="model")
 
 
-def start_chain(prompter: Prompter, parsed: ParsedRequest, model: str) -> Chain | PendingChain:
-    """Begin a prompt's chain. An alias shares its model's prefixes: `model` is the model's own name."""
+def start_chain(
+    prompter: Prompter, parsed: ParsedRequest, model: str, isolation: str = ""
+) -> Chain | PendingChain:
+    """Begin a prompt's chain. An alias shares its model's prefixes: `model` is the model's own name.
+
+    Prompts of another `isolation` share none (`index.isolate_keys`: the key's name).
+    """
     asked, parsed.model = parsed.model, model
-    chain = prompter.start(parsed)
+    chain = prompter.start(parsed, isolation=isolation) if isolation else prompter.start(parsed)
     parsed.model = asked
     return chain
 

@@ -6,13 +6,22 @@ the `tokens` extra before a model asks for it.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from gateway.config.schema import Config
 from gateway.core.prompter import Prompter
 from gateway.prompt.pool import EncoderPool
 
-_FILES: Final = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+if TYPE_CHECKING:
+    from gateway.prompt.tokens import TokenPrompter
+
+_FILES: Final = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json"),
+    *("chat_template.jinja", "chat_template.json"),
+)
+
+Paths = tuple[str, str | None]
+"""A tokenizer, and the chat template taken in place of its own."""
 
 State = tuple[int, ...]
 """When each of a tokenizer's files was changed; 0 for one that is not there."""
@@ -28,7 +37,8 @@ class Tokenizers:
         self._salt = salt
         self._fallback = fallback
         self._on_fallback = on_fallback
-        self._held: dict[str, tuple[State, Prompter]] = {}
+        self._held: dict[Paths, tuple[State, TokenPrompter]] = {}
+        self._named: dict[str, TokenPrompter] = {}
         self._pool: EncoderPool | None = None
 
     def prompters(self, config: Config) -> dict[str, Prompter]:
@@ -39,22 +49,44 @@ class Tokenizers:
         Raises:
             TokenizerProblem: a file cannot be used; what was held stays.
         """
-        named = {model.name: model.tokenizer for model in config.models if model.tokenizer}
-        held = {path: self._load(path) for path in dict.fromkeys(named.values())}
+        named = {
+            model.name: (model.tokenizer, model.chat_template)
+            for model in config.models
+            if model.tokenizer
+        }
+        held = {paths: self._load(paths) for paths in dict.fromkeys(named.values())}
+        for _, prompter in held.values():
+            prompter.cap_conversations(config.index.conversation_mib * 1024 * 1024)
         self._held = held
-        return {name: held[path][1] for name, path in named.items()}
+        self._named = {name: held[paths][1] for name, paths in named.items()}
+        return dict(self._named)
 
-    def _load(self, path: str) -> tuple[State, Prompter]:
+    def fit_blocks(self, told: Callable[[str], int | None]) -> list[str]:
+        """Chain by the block size that `told` gives for each model; return those it is new for."""
+        sizes = {name: told(name) for name in self._named}
+        return [
+            name
+            for name, size in sizes.items()
+            if size is not None and self._named[name].use_block_tokens(name, size)
+        ]
+
+    def _load(self, paths: Paths) -> "tuple[State, TokenPrompter]":
         from gateway.prompt.load import load_prompter  # noqa: PLC0415 - an optional extra
 
-        state = _state(Path(path))
-        held = self._held.get(path)
+        path, template = paths
+        state = _state(Path(path), template)
+        held = self._held.get(paths)
         if held is not None and held[0] == state:
             return held
         if self._pool is None:
             self._pool = EncoderPool()
         return state, load_prompter(
-            path, self._salt, self._fallback, pool=self._pool, on_fallback=self._on_fallback
+            path,
+            self._salt,
+            self._fallback,
+            chat_template=template,
+            pool=self._pool,
+            on_fallback=self._on_fallback,
         )
 
     def close(self) -> None:
@@ -63,7 +95,9 @@ class Tokenizers:
             self._pool.close()
 
 
-def _state(path: Path) -> State:
+def _state(path: Path, template: str | None) -> State:
     directory = path if path.is_dir() else path.parent
     files = [path, *(directory / name for name in _FILES)]
+    if template is not None:
+        files.append(Path(template))
     return tuple(file.stat().st_mtime_ns if file.exists() else 0 for file in files)

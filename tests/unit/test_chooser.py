@@ -5,7 +5,7 @@ from gateway.core.cost import refresh
 from gateway.core.explain import INVEST, NOBODY
 from gateway.core.fleet import Fleet
 from gateway.core.policies import policy_named
-from gateway.core.settings import Slo
+from gateway.core.settings import CostSpec, RoutingSpec, Slo
 from tests.core_kit import query, settings
 
 SYSTEM = ("system", 6400)
@@ -83,3 +83,20 @@ def test_in_a_big_pool_the_home_of_the_prefix_is_found() -> None:
     refresh(home, 0.0)
     assert made.choose(pool, prompt, Slo(), 0.0) is home
     assert len(made.rows) < 30
+
+
+def test_how_busy_the_homes_of_a_hot_prefix_must_be_is_configured() -> None:
+    for ratio, invests in ((1.2, True), (3.0, False)):
+        fleet, made = chooser()
+        pool = fleet.pools["m"]
+        home, other = pool.rows
+        prompt = query(SYSTEM, ("user", 640))
+        fleet.trie.insert(home.slot, query(SYSTEM).chain.hashes, 0.0)
+        for _ in range(50):
+            pool.hot.note(prompt.chain.hashes[99])
+        home.other_in_flight, other.other_in_flight = 20, 4  # 1.67 times the mean
+        for row in pool.rows:
+            refresh(row, 0.0)
+        made._demand.routing = RoutingSpec(cost=CostSpec(hot_ratio=ratio))
+        made.choose(pool, prompt, Slo(), 0.0)
+        assert (made.reason == INVEST) is invests

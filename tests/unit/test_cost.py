@@ -1,3 +1,4 @@
+from dataclasses import fields, replace
 from math import exp
 from random import Random
 
@@ -6,7 +7,7 @@ import pytest
 from gateway.core import cost
 from gateway.core.ledger import Account
 from gateway.core.pool import fill
-from gateway.core.settings import CostSpec, EngineProfile
+from gateway.core.settings import CostSpec, EngineProfile, RoutingSpec
 from gateway.core.types import Query
 from tests.core_kit import account, demand, query, ticket_for
 
@@ -176,3 +177,65 @@ def test_prices_follow_the_books_without_being_told() -> None:
     row.release(ticket)
     fill([row], [], demand(WANTED))
     assert row.queue_s == pytest.approx(told["queue_s"])
+
+
+CONSTANTS = {
+    "congestion_weight": ("congestion_s", 2.0),
+    "eviction_weight": ("eviction_s", 2.0),
+    "stall_weight": ("stall_s", 2.0),
+    "decode_weight": ("decode_s", 2.0),
+    "tpot_weight": ("tpot_guard_s", 2.0),
+}
+
+
+def constant_priced(spec: CostSpec) -> dict[str, float]:
+    """Price WANTED on one backend on which every part of the formula is above zero."""
+    row = account(profile=EngineProfile(kv_tokens=40_000, max_sequences=40))
+    row.constants = spec
+    for ident in range(39):
+        ticket = ticket_for(query((f"u{ident}", 1024), tail=0), row, ident)
+        row.place(ticket, 0.0)
+        if ident % 3:
+            row.prefilled(ticket)
+    row.oldest_use = -30.0
+    want = demand(WANTED, 2.0)
+    want.routing = RoutingSpec(cost=spec)
+    want.hit_share = 0.7
+    want.tpot_slo_s = 0.012
+    fill([row], [(32, row.bit)], want)
+    cost.score([row], want, RNG)
+    return dict(zip(cost.TERMS, row.terms, strict=True))
+
+
+@pytest.mark.parametrize("name", sorted(CONSTANTS))
+def test_a_weight_scales_its_own_term_and_no_other(name: str) -> None:
+    term, factor = CONSTANTS[name]
+    plain = constant_priced(CostSpec())
+    assert all(plain.values())
+    doubled = constant_priced(replace(CostSpec(), **{name: factor * getattr(CostSpec(), name)}))
+    assert doubled.pop(term) == pytest.approx(factor * plain.pop(term))
+    assert doubled == pytest.approx(plain)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "term"),
+    [
+        ("max_congestion", 0.05, "congestion_s"),
+        ("congestion_window_s", 80.0, "congestion_s"),
+        ("eviction_age_s", 10.0, "eviction_s"),
+        ("tpot_share", 1.0, "tpot_guard_s"),
+        ("kv_full_ratio", 1.1, "kv_guard_s"),
+        ("slots_full_ratio", 0.95, "slot_guard_s"),
+    ],
+)
+def test_a_milder_limit_makes_its_term_smaller(name: str, value: float, term: str) -> None:
+    plain = constant_priced(CostSpec())
+    milder = constant_priced(replace(CostSpec(), **{name: value}))
+    assert milder[term] < 0.9 * plain[term]
+
+
+def test_every_constant_of_cost_is_tested_here_or_by_what_it_decides() -> None:
+    """`tie_ratio` and `hot_ratio` move no price: tests of the policies and of the chooser."""
+    limits = {"max_congestion", "congestion_window_s", "eviction_age_s", "tpot_share"}
+    limits |= {"kv_full_ratio", "slots_full_ratio", "tie_ratio", "hot_ratio"}
+    assert {field.name for field in fields(CostSpec)} == limits | set(CONSTANTS)

@@ -4,7 +4,20 @@ import pytest
 
 from gateway.config.build import core_settings, effective_classes
 from gateway.config.schema import BackendConfig, Config
-from gateway.core.settings import BucketSpec, MatchRule, ModelSpec, RoutingSpec, Slo, WeightsSpec
+from gateway.core.settings import (
+    AffinitySpec,
+    BucketSpec,
+    ChwblSpec,
+    CostSpec,
+    DynamoSpec,
+    MatchRule,
+    ModelSpec,
+    PrebleSpec,
+    RoutingSpec,
+    Slo,
+    SmgSpec,
+    WeightsSpec,
+)
 from tests.unit.config import ONE_BACKEND, load_text
 
 
@@ -107,3 +120,37 @@ def test_every_model_names_backends_that_exist() -> None:
     names = {backend.name for backend in settings.backends}
     assert all(set(model.backends) <= names for model in settings.models)
     assert settings.models[0].backends == ("backend-1",)
+
+
+def test_the_routing_keys_have_the_defaults_of_the_core(tmp_path: Path) -> None:
+    """Those of `weights` are the contract's, 3:5:2; the core's are the public chart's, 3:2:2."""
+    settings = core_settings(load_text(tmp_path, ONE_BACKEND).config, {})
+    assert settings.routing == RoutingSpec(weights=WeightsSpec(3, 5, 2))
+
+
+def test_every_parameter_of_a_policy_reaches_the_core(tmp_path: Path) -> None:
+    text = (
+        ONE_BACKEND
+        + """\
+routing:
+  policy: smg
+  shadow: chwbl
+  cost: {stall_weight: 0.2, tie_ratio: 0}
+  affinity: {hit_ratio: 0.5, penalty_s: 2}
+  smg: {match_ratio: 0.3, imbalance_requests: 64, imbalance_ratio: 1.5, guard: backend}
+  dynamo: {overlap_weight: 2, block_tokens: 64}
+  preble: {redirect_ratio: 3}
+  chwbl: {virtual_nodes: 64, load_ratio: 1.1}
+"""
+    )
+    assert core_settings(load_text(tmp_path, text).config, {}).routing == RoutingSpec(
+        policy="smg",
+        shadow="chwbl",
+        cost=CostSpec(stall_weight=0.2, tie_ratio=0.0),
+        weights=WeightsSpec(3, 5, 2),
+        affinity=AffinitySpec(0.5, 2.0),
+        smg=SmgSpec(0.3, 64, 1.5, "backend"),
+        dynamo=DynamoSpec(2.0, 64),
+        preble=PrebleSpec(3.0),
+        chwbl=ChwblSpec(64, 1.1),
+    )

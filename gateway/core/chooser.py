@@ -10,7 +10,7 @@ from random import Random
 from gateway.core import cost, explain
 from gateway.core.cost import NOTHING, Demand, Held
 from gateway.core.fleet import Fleet
-from gateway.core.hot import deserves_home
+from gateway.core.hot import homes_busy
 from gateway.core.ledger import Account
 from gateway.core.policies import POLICIES, Policy
 from gateway.core.pool import SHORTLIST_ABOVE, Pool, fill
@@ -72,8 +72,10 @@ class Chooser:
             return winner
         depth, mask = held[-1]
         self.known = known = chain.hashes[depth - 1]
-        if policy.invest and deserves_home(
-            pool.hot, rows, known, mask, len(pool.rows), busier=demand.routing.cost.hot_ratio
+        if (
+            policy.invest
+            and pool.hot.deserves_more(known, mask.bit_count(), len(pool.rows))
+            and homes_busy(rows, mask, demand.routing.cost.hot_ratio)
         ):
             # price all as if they held the known prefix
             winner = policy.choose(rows, [(depth, -1)], demand, self._rng)

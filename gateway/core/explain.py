@@ -86,7 +86,7 @@ def why_not(row: Account, now: float) -> str:
         return "draining"
     if not row.breaker.allows(now):
         return f"breaker {row.breaker.state.value}"
-    return "busier than the shortlist and no longer prefix"
+    return "the policy looked at better ones only"
 
 
 def left_out(row: Account, now: float) -> BackendScore:

@@ -44,24 +44,18 @@ class HotPrefixes:
         counts = self.counts
         return backends * counts[key] / (self.total + _PRIOR) if key in counts else 0.0
 
+    def deserves_more(self, key: int, homes: int, backends: int) -> bool:
+        """Return whether the prefix's share of the traffic fills more than its `homes`."""
+        seen = self.counts.get(key)
+        return seen is not None and backends * seen > homes * (self.total + _PRIOR)
 
-def deserves_home(
-    hot: HotPrefixes,
-    rows: Sequence[Account],
-    key: int,
-    mask: int,
-    backends: int,
-    *,
-    busier: float,
-) -> bool:
-    """Return whether the prefix `key`, held by the backends in `mask`, should get one more home.
 
-    `backends` is the size of the pool, `rows` the candidates. Homes are busy when the least busy
-    has `busier` times as much in flight as the candidates on average, and one more.
+def homes_busy(rows: Sequence[Account], mask: int, busier: float) -> bool:
+    """Return whether the backends in `mask` are the busy ones of `rows`, and not all of them.
+
+    Busy = the least busy has `busier` times as much in flight as the candidates on average, and
+    one more.
     """
-    seen = hot.counts.get(key)
-    if seen is None or backends * seen <= mask.bit_count() * (hot.total + _PRIOR):
-        return False  # nearly always: its homes are all it deserves
     homes = [row.in_flight + row.other_in_flight for row in rows if row.bit & mask]
     if not homes or len(homes) == len(rows):
         return False

@@ -424,7 +424,7 @@ def test_a_big_pools_explanation_says_who_was_not_on_the_shortlist() -> None:
     assert len(told.backends) == 60
     left = [row for row in told.backends if not row.eligible]
     assert len(left) == 44
-    assert {row.why_not for row in left} == {"busier than the shortlist and no longer prefix"}
+    assert {row.why_not for row in left} == {"the policy looked at better ones only"}
 
 
 def test_a_decision_can_be_looked_up_by_its_request_id() -> None:

@@ -1,6 +1,6 @@
 from random import Random
 
-from gateway.core.hot import HotPrefixes, deserves_home
+from gateway.core.hot import HotPrefixes, homes_busy
 from tests.core_kit import account
 
 
@@ -45,23 +45,28 @@ def test_its_memory_is_bounded() -> None:
 
 
 def test_one_more_home_only_while_the_homes_are_the_busy_ones() -> None:
+    rows = [account(slot) for slot in range(4)]
+    assert not homes_busy(rows, 0b0001, 1.2)
+    rows[0].other_in_flight = 10
+    assert homes_busy(rows, 0b0001, 1.2)
+    rows[1].other_in_flight = 2
+    assert not homes_busy(rows, 0b0011, 1.2)
+    assert not homes_busy(rows, 0b1111, 1.2)
+    assert not homes_busy(rows[1:], 0b0001, 1.2)
+
+
+def test_a_prefix_of_all_traffic_deserves_one_more_home_until_it_has_them_all() -> None:
     hot = HotPrefixes()
     for _ in range(100):
         hot.note(1)
-    rows = [account(slot) for slot in range(4)]
-    assert not deserves_home(hot, rows, 1, 0b0001, 4, busier=1.2)
-    rows[0].other_in_flight = 10
-    assert deserves_home(hot, rows, 1, 0b0001, 4, busier=1.2)
-    rows[1].other_in_flight = 2
-    assert not deserves_home(hot, rows, 1, 0b0011, 4, busier=1.2)
-    assert not deserves_home(hot, rows, 1, 0b1111, 4, busier=1.2)
-    assert not deserves_home(hot, rows[1:], 1, 0b0001, 4, busier=1.2)
+    assert hot.deserves_more(1, 1, 4)
+    assert hot.deserves_more(1, 3, 4)
+    assert not hot.deserves_more(1, 4, 4)
 
 
 def test_an_ordinary_conversation_gets_no_further_home_however_busy_it_is() -> None:
     hot = HotPrefixes()
     for key in range(400):
         hot.note(key % 40)
-    rows = [account(slot) for slot in range(4)]
-    rows[0].other_in_flight = 50
-    assert not deserves_home(hot, rows, 5, 0b0001, 4, busier=1.2)
+    assert not hot.deserves_more(5, 1, 4)
+    assert not hot.deserves_more(99, 1, 4)

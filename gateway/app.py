@@ -34,6 +34,7 @@ from gateway.edge.server import Listener
 from gateway.edge.sockets import bind, url_of
 from gateway.edge.upstreams import Upstreams, UpstreamSpec
 from gateway.prompt.shelf import Tokenizers
+from gateway.following import Following
 from gateway.telemetry.lag import watch_lag
 from gateway.telemetry.logs import Logs
 from gateway.telemetry.metrics import Telemetry
@@ -95,6 +96,8 @@ class App:
         """Build everything, listen, and wait for the first word of the backends (at most 2 s)."""
         self._bind_listeners()  # first: an address in use is told before anything is open
         self._addresses = await resolve(self.config, self._addresses)
+        Following.check(self.config)
+        self._recorder = await self._open_recorder()
         config = self._expanded(self.config)
         settings = core_settings(config, {})
         now = self._clock()
@@ -132,6 +135,8 @@ class App:
         self._publish(config, settings)
         await self._watch.start()
         await self._watch.first_round(_FIRST_ROUND_S)
+        self._following = Following(self.dispatcher, self._salt, self._clock)
+        self._following.apply(config, self._tokenizers.prompters(config))
         await self._listen(config)
         self._collector.start()
         self._tasks = [
@@ -250,6 +255,7 @@ class App:
 
     def _apply(self, config: Config, addresses: Mapping[str, tuple[str, ...]]) -> None:
         """Take a configuration. Everything that can fail comes before the first change."""
+        self._following.close()
         expanded = expand_dns(config, addresses)
         settings = core_settings(expanded, self._catalog.served())
         specs = _upstream_specs(expanded)
@@ -266,7 +272,9 @@ class App:
         self._publish(expanded, settings)
 
     def _on_models(self, served: Mapping[str, tuple[str, ...]]) -> None:
+        Following.check(expanded)
         config = self._expanded(self.config)
+        self._following.apply(expanded, prompters)
         settings = core_settings(config, served)
         self.dispatcher.apply(settings, self._clock())
         self._publish(config, settings)
@@ -315,6 +323,15 @@ class App:
         while True:
             await asyncio.sleep(_RESOLVE_S)
             async with self._reloading:
+    def _fit_blocks(self) -> None:
+        """Chain prompts by the block sizes that the engines report now."""
+        changed = self._tokenizers.fit_blocks(self.dispatcher.block_tokens)
+        for model in changed:
+            self.dispatcher.forget_prefixes(model)
+        if changed:
+            _log.info("the engines' block size is another for: %s", ", ".join(changed))
+            self._following.apply(self._expanded(self.config), self.handler.prompters)
+
                 addresses = await resolve(self.config, self._addresses)
                 if addresses == self._addresses:
                     continue

@@ -7,7 +7,7 @@ from importlib import import_module
 from types import ModuleType
 
 
-class MissingExtra(RuntimeError):
+class MissingExtra(ValueError):
     """A feature was configured whose packages are not installed; the message says how to."""
 
 

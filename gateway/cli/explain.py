@@ -16,6 +16,7 @@ import orjson
 HELP = "what would happen to this request now: class, prefix hits, cost per backend, the winner"
 
 _TIMEOUT_S = 30.0
+_TOLD = "="  # before a hit that the engine itself tells
 _DEFAULT_GATEWAY = "http://127.0.0.1:9090"
 
 
@@ -89,7 +90,9 @@ def render(answer: dict[str, Any]) -> str:
         ("backend", "hit", "uncached", "in flight", "owed s", "cost s", "")
     ]
     rows += [_row(backend, answer["winner"]) for backend in answer["backends"]]
-    return "\n".join(lines + _aligned(rows))
+    told = any(backend.get("index") == "exact" for backend in answer["backends"])
+    note = ["", f"{_TOLD} as the engine's KV events tell"] if told else []
+    return "\n".join(lines + _aligned(rows) + note)
 
 
 def _body(name: str) -> bytes:
@@ -133,7 +136,7 @@ def _row(backend: dict[str, Any], winner: str | None) -> tuple[str, ...]:
     terms = " ".join(f"{name}={value:.4g}" for name, value in backend["terms"].items())
     return (
         mark + backend["name"],
-        str(backend["hit_tokens"]),
+        (_TOLD if backend.get("index") == "exact" else "") + str(backend["hit_tokens"]),
         str(backend["uncached_tokens"]),
         str(backend["in_flight"]),
         f"{backend['owed_prefill_s']:.3f}",

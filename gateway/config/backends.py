@@ -11,8 +11,13 @@ import xxhash
 
 from gateway.config.schema import BackendConfig, Config, ModelConfig
 
-MERGED = ("engine", "api_key_env", "api_key_file", "kv_events")
+MERGED = ("engine", "api_key_env", "api_key_file", "kv_events", "kv_replay")
 """Attributes that one listing may state and another leave at its default."""
+
+ANY_HOST = "*"
+"""In the endpoints of a `dns` group: the address of each member."""
+
+_LAST_PORT = 65535
 
 
 def occurrences(config: Config) -> Iterator[tuple[str, BackendConfig]]:
@@ -137,9 +142,28 @@ def _members(
             group,
             name=f"{name}-{xxhash.xxh64_hexdigest(ip.encode())[:8]}",
             url=f"http://{host}:{group.port}",
+            kv_events=_at(group.kv_events, host),
+            kv_replay=_at(group.kv_replay, host),
             dns=None,
             port=None,
         )
+
+
+def _at(endpoint: str | None, host: str) -> str | None:
+    return endpoint and endpoint.replace(f"tcp://{ANY_HOST}:", f"tcp://{host}:", 1)
+
+
+def events_of(backend: BackendConfig) -> tuple[str, str | None] | None:
+    """Return where a backend publishes its KV events and where it replays them, if anywhere."""
+    endpoint = backend.kv_events
+    if endpoint is None:
+        return None
+    if backend.kv_replay is not None:
+        return endpoint, backend.kv_replay
+    head, _, port = endpoint.rpartition(":")
+    if not endpoint.startswith("tcp://") or not port.isdecimal() or int(port) >= _LAST_PORT:
+        return endpoint, None
+    return endpoint, f"{head}:{int(port) + 1}"
 
 
 def backend_names(model: ModelConfig, names: Names) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ again. Changes nothing.
 
 from collections.abc import Callable, Mapping
 
+from gateway.config.backends import ANY_HOST, occurrences
 from gateway.config.forms import entry_path
 from gateway.config.identities import check_backends
 from gateway.config.places import Places
@@ -23,6 +24,7 @@ def cross_check(config: Config, places: Mapping[str, Where], top: Where, report:
         _listeners,
         _models,
         check_backends,
+        _events,
         _weights,
         _classes,
         _rules,
@@ -56,6 +58,22 @@ def _models(config: Config, at: Places) -> None:
             seen.setdefault(name, f"given on {at.of(where)}")
         if not model.backends and not at.bad(f"{path}.backends") and at.merged(path):
             at.add(f"{path}.backends", "the model has no backend", "expected at least one")
+
+
+def _events(config: Config, at: Places) -> None:
+    for path, backend in occurrences(config):
+        for key in ("kv_events", "kv_replay"):
+            endpoint = getattr(backend, key)
+            where = f"{path}.{key}"
+            if endpoint is None or at.bad(where) or at.bad(path) or at.bad(f"{path}.dns"):
+                continue
+            many = endpoint.startswith(f"tcp://{ANY_HOST}:")
+            if many and backend.dns is None:
+                at.add(where, "one backend has one address", "expected tcp://HOST:PORT")
+            elif backend.dns is not None and not many:
+                at.add(where, "every address behind dns has its own", "expected tcp://*:PORT")
+        if backend.kv_replay is not None and backend.kv_events is None:
+            at.add(f"{path}.kv_replay", "no kv_events to replay", "expected kv_events too")
 
 
 def _weights(config: Config, at: Places) -> None:

@@ -61,7 +61,8 @@ def _is_root_url(text: str, schemes: tuple[str, ...] = ("http", "https")) -> boo
 def _is_zmq(text: str) -> bool:
     if text.startswith("ipc://"):
         return _is_text(text) and len(text) > len("ipc://")
-    return _is_root_url(text, ("tcp",)) and urlsplit(text).port is not None
+    named = text.replace("tcp://*:", "tcp://any:", 1)  # every address behind a dns name
+    return _is_root_url(named, ("tcp",)) and urlsplit(named).port is not None
 
 
 def _is_origin(text: str) -> bool:
@@ -87,7 +88,7 @@ FORMS: dict[str, Form] = {
         _is_root_url,
         "http://HOST:PORT or https://HOST:PORT, without /v1, user or query",
     ),
-    "zmq": Form(_is_zmq, "tcp://HOST:PORT or ipc://PATH"),
+    "zmq": Form(_is_zmq, "tcp://HOST:PORT or ipc://PATH (with dns, tcp://*:PORT)"),
     "env_name": Form(
         _matches(r"[A-Za-z_][A-Za-z0-9_]{0,127}"), "the name of an environment variable"
     ),

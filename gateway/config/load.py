@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
 
-from gateway.config.backends import occurrences
+from gateway.config.backends import Names, occurrences
 from gateway.config.crosscheck import cross_check
 from gateway.config.keys import NOT_YET
 from gateway.config.overlay import BUILTIN, lay_backends, lay_env, lay_overrides
@@ -104,6 +104,7 @@ def _warn(
             where = places.get(f"{path}.api_key_env", top)
             allowed = "expected the backend's key in it when serving"
             report.warn(where, f"{path}.api_key_env", f"{variable} is not set", allowed)
+    _warn_blind(config, places, top, report)
     for index, model in enumerate(config.models):
         for field, file in (("tokenizer", model.tokenizer), ("chat_template", model.chat_template)):
             if file is not None and not _exists(file):

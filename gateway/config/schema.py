@@ -64,7 +64,20 @@ class BackendConfig(_Section, frozen=True):
     ] = None
     kv_events: Annotated[
         str | None,
-        Key(f"ZMQ endpoint of vLLM's KV events, e.g. tcp://vllm-a:5557. {NOT_YET}", form="zmq"),
+        Key(
+            "ZMQ endpoint of the engine's KV events, e.g. tcp://vllm-a:5557: its prefix index "
+            "becomes exact (needs the model's tokenizer and the extra events). With dns, "
+            "tcp://*:PORT.",
+            form="zmq",
+        ),
+    ] = None
+    kv_replay: Annotated[
+        str | None,
+        Key(
+            "ZMQ endpoint of their replays. None = the port after kv_events', as vLLM's "
+            "examples have it.",
+            form="zmq",
+        ),
     ] = None
     dns: Annotated[
         str | None,

@@ -25,7 +25,8 @@ class Feed:
     """Keeps `holdings` equal to what the engine holds, and says whether it is.
 
     `exact` = all the engine holds is known and the stream is unbroken; `on_change` is called after
-    each turn of it, and when an adapter is heard of. `replay_from` is the first batch that the
+    each turn of it, and when an adapter is heard of; `on_empty` when the engine holds nothing any more:
+    it restarted, or cleared its cache. `replay_from` is the first batch that the
     reader should ask for (None = none); it calls `replay_asked` when it did, and what still comes of
     an earlier request must not enter. `capacity_blocks` is the engine's cache in its own blocks;
     None = unknown.
@@ -34,7 +35,12 @@ class Feed:
     forgotten), `restarts` of the engine, `malformed` batches, `unread` events of unknown kinds.
     """
 
-    def __init__(self, holdings: Holdings, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        holdings: Holdings,
+        on_change: Callable[[], None],
+        on_empty: Callable[[], None] = lambda: None,
+    ) -> None:
         self.holdings = holdings
         self.capacity_blocks: int | None = None
         self.replay_from: int | None = None
@@ -42,6 +48,7 @@ class Feed:
         self.events = self.gaps = self.losses = self.restarts = 0
         self.malformed = self.unread = 0
         self._on_change = on_change
+        self._on_empty = on_empty
         self._decoder = Decoder()
         self._adapters = 0
         self._linked = False
@@ -91,6 +98,16 @@ class Feed:
         else:
             self._restart()
 
+    def ask_again(self) -> None:
+        """Try once more what a replay that failed left open; nothing when there is nothing to gain."""
+        if not self._linked or self._filling or (self._complete and not self._unsure):
+            return
+        if not self._complete:
+            self._forget()
+            self._next = None
+        self._ask()
+        self._judge()
+
     def live(self, number: int, payload: bytes) -> None:
         """Take in a batch as published."""
         if number <= self._last_live:
@@ -134,6 +151,7 @@ class Feed:
         if self._next is None and not self._held:  # nothing ever happened there
             self._next = 0
             self._complete = True
+        self._unsure = False
         self._resume()
 
     def replay_failed(self) -> None:
@@ -171,6 +189,7 @@ class Feed:
         """Begin again with another process: its cache is empty, its numbers begin at 0."""
         self.restarts += 1
         self._forget()
+        self._on_empty()
         self._next = None
         self._last_live = -1
         self._drop_held()
@@ -251,6 +270,8 @@ class Feed:
         unknown = holdings.unknown + holdings.broken
         holdings.apply(event)
         self.events += 1
+        if isinstance(event, Cleared):
+            self._on_empty()
         if not self._complete:
             self._count_calm(event, calm=holdings.unknown + holdings.broken == unknown)
         if holdings.full:

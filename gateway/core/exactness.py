@@ -2,7 +2,7 @@
 
 Beside what engines tell stands the trie of what was sent: it goes on learning, so that a backend
 whose events break off is as well known as any other; while it is exact, only the trie's youngest
-entries count, for prompts whose prefill has not been told of yet. Must never read a clock.
+entries count, for prompts whose prefill is still to come. Must never read a clock.
 """
 
 from array import array
@@ -19,10 +19,9 @@ from gateway.core.runs import slots_of
 from gateway.core.trie import RadixTrie
 from gateway.core.types import Chain, EventStatus
 
-# A prompt sent so long ago is told of by events if it ever will be: one engine step, the network,
-# and a turn of our loop, with much to spare. What the backend owes before it comes on top.
-UNDER_WAY_S: Final = 1.0
-_OWED_ALLOWANCE: Final = 2.0
+# Engines tell of blocks in the step that computes them, so about when the first token comes; this
+# is for the one being faster than the other.
+GRACE_S: Final = 0.02
 _SWEEP_BLOCKS: Final = 2000
 
 _NONE: Final = EventStatus()
@@ -66,7 +65,7 @@ class Exactness:
             return token_seed(spec.salt, model=adapter or spec.model, cache_salt=cache_salt)
 
         holdings = Holdings(self.index, row.slot, seed, spec.block_tokens)
-        feed = Feed(holdings, lambda: self._turn(row, spec, feed))
+        feed = Feed(holdings, lambda: self._turn(row, spec, feed), lambda: self._emptied(row))
         self._feeds[row.slot] = spec, feed
         self._rows[row.slot] = row
         self.note_capacity(row)
@@ -130,15 +129,20 @@ class Exactness:
     def _under_way(
         self, hashes: "array[int]", depth: int, mask: int, now: float
     ) -> Sequence[tuple[int, int]]:
-        """Return the backends in `mask` to which this prefix was sent so lately that it counts."""
+        """Return the backends in `mask` that were sent this prefix and have not prefilled it yet."""
         found = 0
         for slot in slots_of(mask):
-            row = self._rows[slot]
-            owed_s = row.owed_ns * 1e-9 + row.other_owed_s
+            live = self._rows[slot].live.values()
+            since = min([ticket.dispatched_at for ticket in live if ticket.owes], default=now)
             used = self._trie.last_use(slot, hashes, depth)
-            if used is not None and used[0] >= now - UNDER_WAY_S - _OWED_ALLOWANCE * owed_s:
+            if used is not None and used[0] >= min(since, now - GRACE_S):
                 found |= 1 << slot
         return ((depth, found),) if found and depth else ()
+
+    def is_exact(self, row: Account, model: str, chain: Chain) -> bool:
+        """Whether `lookup` answers for this backend with what its engine tells."""
+        _, slots = self.index.live.get(model, (0, 0))
+        return chain.exact and bool(slots >> row.slot & 1)
 
     # -- figures ----------------------------------------------------------------------------
 
@@ -160,6 +164,11 @@ class Exactness:
         )
 
     # -- inside -----------------------------------------------------------------------------
+
+    def _emptied(self, row: Account) -> None:
+        """Forget what was sent, too: the engine holds nothing of it."""
+        self._trie.drop(row.slot)
+        row.oldest_use = None
 
     def _turn(self, row: Account, spec: EventSpec, feed: Feed) -> None:
         """Believe a feed, or stop to; what was learnt of the trie's errors is void either way."""

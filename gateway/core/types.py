@@ -226,7 +226,11 @@ class Finish(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(slots=True, frozen=True)
 class BackendScore:
-    """One backend's row in an explanation."""
+    """One backend's row in an explanation.
+
+    `index` says where the hit comes from: "exact", what the engine tells it holds, or
+    "approximate", what was sent to it; None = no longer known.
+    """
 
     name: str
     eligible: bool
@@ -240,6 +244,7 @@ class BackendScore:
 
 
 @dataclass(slots=True, frozen=True)
+    index: str | None = None
 class Explanation:
     """What would happen (or happened) to a request, and why (contract, section 8)."""
 

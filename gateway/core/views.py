@@ -164,8 +164,13 @@ class Views:
             chooser.used.name,
             None if winner is None else winner.name,
             chooser.reason,
-            [table[row.name] for row in pool.rows],
+            [replace(table[row.name], index=self._index_of(row, query)) for row in pool.rows],
         )
+
+    def _index_of(self, row: Account, query: Query) -> str:
+        """Say what a backend's hit was looked up in."""
+        exact = self._fleet.exactness.is_exact(row, query.model, query.chain)
+        return "exact" if exact else "approximate"
 
     def _cast_shadow(self, settings: CoreSettings) -> None:
         """Have live requests decided with a shadow or without, as the settings say."""

@@ -11,7 +11,7 @@ from math import inf, isnan, nan
 from typing import Protocol
 
 from gateway.core.shadow import Tally
-from gateway.core.types import BackendStatus, ClassStatus
+from gateway.core.types import BackendStatus, ClassStatus, EventStatus
 from gateway.telemetry.counters import Counters, Row, Words
 from gateway.telemetry.histogram import Histogram
 from gateway.telemetry.lag import LagWindow
@@ -61,6 +61,26 @@ _BACKEND_GAUGES: tuple[tuple[str, str, Callable[[BackendStatus], float]], ...] =
         lambda b: b.prefill_tokens_per_s,
     ),
     ("gateway_index_blocks", "Prompt blocks believed resident.", lambda b: b.index_blocks),
+)
+
+_FOLLOWED_GAUGES: tuple[tuple[str, str, Callable[[EventStatus], float]], ...] = (
+    (
+        "gateway_backend_index_exact",
+        "1 while the prefix index holds what the engine's KV events say, 0 = what was sent.",
+        lambda e: int(e.mode == "exact"),
+    ),
+    ("gateway_kv_events_blocks", "Blocks the engine says it holds.", lambda e: e.blocks),
+)
+
+_FOLLOWED_COUNTERS: tuple[tuple[str, str, Callable[[EventStatus], float]], ...] = (
+    ("gateway_kv_events_total", "KV events applied.", lambda e: e.events),
+    ("gateway_kv_event_gaps_total", "Gaps in the KV events.", lambda e: e.gaps),
+    (
+        "gateway_kv_event_losses_total",
+        "Gaps that no replay filled, and batches unreadable: all known was forgotten.",
+        lambda e: e.losses,
+    ),
+    ("gateway_kv_event_restarts_total", "Restarts the KV events showed.", lambda e: e.restarts),
 )
 
 _CLASS_GAUGES: tuple[tuple[str, str, Callable[[ClassStatus], float]], ...] = (
@@ -170,6 +190,12 @@ class Page:
             yield from _head(name, "gauge", text)
             for tags, backend in backends:
                 yield f"{name}{tags} {number(read(backend))}"
+        followed = [(tags, b.kv_events) for tags, b in backends if b.kv_events.mode != "off"]
+        for kind, families in (("gauge", _FOLLOWED_GAUGES), ("counter", _FOLLOWED_COUNTERS)):
+            for name, text, read_events in families if followed else ():
+                yield from _head(name, kind, text)
+                for tags, events in followed:
+                    yield f"{name}{tags} {number(read_events(events))}"
         classes = [(labels(("class",), (c.name,)), c) for c in self._source.classes(now)]
         for name, text, read_class in _CLASS_GAUGES:
             yield from _head(name, "gauge", text)

@@ -19,7 +19,8 @@ from gateway.extras import load_zmq
 TURN_S: Final = 0.002
 """The most that all readers together take of one turn of the loop."""
 
-REPLAY_TIMEOUT_S: Final = 3.0  # without a reply; a live engine answers within one step
+REPLAY_TIMEOUT_S: Final = 5.0  # without a reply; a live engine answers within one step
+RETRY_S, RETRY_MAX_S = 10.0, 600.0  # after a replay that was not answered; doubled each time
 MAX_BACKLOG_BYTES: Final = 32 * 1024 * 1024
 """Batches of one engine that wait to be applied; beyond, they are dropped, and a gap shows."""
 
@@ -167,6 +168,8 @@ class _Reader:
         self._replay: Any = None
         self._replay_due: asyncio.TimerHandle | None = None
         self._replied_at = 0.0
+        self._retry: asyncio.TimerHandle | None = None
+        self._retry_s = RETRY_S
         self._told: bool | None = None
         self._sub = hub.socket(
             zmq.SUB,
@@ -190,6 +193,7 @@ class _Reader:
         """Close the sockets; the feed believes nothing any more."""
         self.closed = True
         self._end_replay()
+        self._cancel_retry()
         self._hub.close_socket(self._monitor)
         self._sub.disable_monitor()
         self._hub.close_socket(self._sub)
@@ -281,6 +285,7 @@ class _Reader:
             self.feed.malformed += 1
         elif frames[-2] == _END:
             self._end_replay()
+            self._retry_s = RETRY_S
             self.feed.replay_ended()
         else:
             self.feed.replayed(int.from_bytes(frames[-2], "big"), frames[-1])
@@ -294,7 +299,20 @@ class _Reader:
             return
         self._end_replay()
         self.feed.replay_failed()
+        self._cancel_retry()
+        self._retry = self._hub.later(self._retry_s, self._try_again)
+        self._retry_s = min(RETRY_MAX_S, 2.0 * self._retry_s)
         self._hub.wake(self)
+
+    def _try_again(self) -> None:
+        self._retry = None
+        self.feed.ask_again()
+        self._hub.wake(self)
+
+    def _cancel_retry(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
 
     def _end_replay(self) -> None:
         if self._replay_due is not None:

@@ -232,6 +232,7 @@ async def test_explanation_has_the_contracts_keys_and_changes_nothing(
             "owed_prefill_s",
             "cost_s",
             "terms",
+            "index",
         } == backend.keys()
     assert rig.asked == [(b'{"model":"m","messages":[]}', "/v1/chat/completions")]
     assert [rig.dispatcher.backends(101.0), rig.dispatcher.classes(101.0)] == before

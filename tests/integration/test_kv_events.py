@@ -5,6 +5,7 @@ import gc
 from collections.abc import AsyncIterator
 
 import pytest
+import zmq
 
 from gateway.watch import kv_events
 from gateway.watch.kv_events import EventSource, EventWatch
@@ -92,6 +93,26 @@ async def test_a_replay_that_is_never_answered_is_given_up(
     await until(lambda: read.feed.events)
 
     assert not read.exact()
+
+
+async def test_a_replay_that_was_not_answered_is_asked_for_again(
+    read: Reading, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_events, "REPLAY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(kv_events, "RETRY_S", 0.05)
+    source.work(5)
+    serve, source.publisher._serve = source.publisher._serve, lambda: None  # type: ignore[method-assign]
+    loop = asyncio.get_running_loop()
+    router = source.publisher._router.getsockopt(zmq.FD)
+    loop.remove_reader(router)
+    read.follow(source)
+    await until(lambda: read.feed._linked and not read.feed._filling)
+    assert not read.exact()
+
+    source.publisher._serve = serve  # type: ignore[method-assign]
+    loop.add_reader(router, serve)
+    serve()
+    await read.caught_up(source)
 
 
 async def test_a_dead_publisher_is_noticed_and_its_successor_followed(read: Reading) -> None:

@@ -23,8 +23,11 @@ class Rig:
         self.rng = random.Random(3)
         self.index = SeenIndex()
         self.changes: list[bool] = []
+        self.emptied = 0
         self.feed = Feed(
-            Holdings(self.index, 0, seed, 16), lambda: self.changes.append(self.feed.exact)
+            Holdings(self.index, 0, seed, 16),
+            lambda: self.changes.append(self.feed.exact),
+            self._count_empty,
         )
         self.said: list[list[int]] = []
         self.start(blocks, buffer)
@@ -60,6 +63,9 @@ class Rig:
     def drain(self) -> None:
         while self.feed.step():
             pass
+
+    def _count_empty(self) -> None:
+        self.emptied += 1
 
     def exact(self) -> bool:
         return self.feed.exact
@@ -294,6 +300,47 @@ def test_without_replay_an_engine_is_exact_only_from_its_first_batch() -> None:
     late.live(late.batches(1))
     late.drain()
     assert not late.exact()
+
+
+def test_an_empty_engine_is_told_of_and_a_loss_is_not(rig: Rig) -> None:
+    rig.batches(2)
+    rig.live(rig.batches(1))
+    rig.feed.replay_failed()
+    assert (rig.feed.losses, rig.emptied) == (1, 0)
+
+    rig.engine.clear()
+    rig.live(rig.batches(1))
+    rig.drain()
+    assert rig.emptied == 1
+    rig.feed.restart_told()
+    assert rig.emptied == 2
+
+
+def test_a_replay_that_failed_is_asked_for_again_only_if_it_would_help(rig: Rig) -> None:
+    rig.feed.ask_again()
+    rig.feed.replay_ended()  # nobody asked
+    assert rig.exact()
+
+    rig.batches(2)
+    rig.live(rig.batches(1))
+    rig.feed.replay_failed()
+    rig.live(rig.batches(2))
+    rig.drain()
+    assert not rig.exact()
+    rig.feed.ask_again()
+    rig.answer()
+    rig.drain()
+    assert rig.exact()
+    assert rig.equal()
+
+    rig.feed.unlinked()
+    rig.feed.linked()
+    rig.feed.replay_failed()
+    assert not rig.exact()
+    rig.feed.ask_again()
+    rig.answer()
+    rig.drain()
+    assert rig.exact()
 
 
 def test_a_batch_that_cannot_be_read_costs_the_trust(rig: Rig) -> None:

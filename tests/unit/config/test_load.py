@@ -59,7 +59,7 @@ record: null
 """
     loaded = load_text(tmp_path, text, env={"VLLM_KEY": "x"})
 
-    assert {warning.message for warning in loaded.warnings} == {"not in effect yet"}
+    assert loaded.warnings == ()
     assert loaded.config.keys[0].class_ == "chat"
     assert loaded.config.models[0].backends[2].dns == "vllm.internal"
 
@@ -107,7 +107,7 @@ def test_a_missing_secret_is_warned_of_by_name(tmp_path: Path) -> None:
 IDLE = """\
 models:
   - name: m
-    backends: [{url: "http://h:1", kv_events: "tcp://h:5557"}]
+    backends: [{url: "http://h:1"}]
 classes:
   a: {default: true, share: 0.5}
   b: {max_wait_s: 5}
@@ -119,10 +119,30 @@ def test_a_key_that_is_not_in_effect_is_warned_of_where_it_is_set(tmp_path: Path
     warnings = load_text(tmp_path, IDLE).warnings
 
     assert sorted((warning.line, warning.key) for warning in warnings) == [
-        (3, "models[0].backends[0].kv_events"),
         (7, "record"),
     ]
     assert all("not in effect yet, expected" in str(warning) for warning in warnings)
+
+
+BLIND = """\
+models:
+  - name: bytes
+    backends: [{name: a, url: "http://a:1", kv_events: "tcp://a:5557"}, {name: b, url: "http://b:1"}]
+  - name: tokens
+    tokenizer: TOKENIZER
+    backends: [{name: b, kv_events: "tcp://b:5557"}]
+backends: [{url: "http://c:1", kv_events: "ipc:///run/kv"}]
+"""
+
+
+def test_kv_events_of_a_model_without_a_tokenizer_are_said_to_tell_nothing(tmp_path: Path) -> None:
+    warnings = load_text(tmp_path, BLIND.replace("TOKENIZER", str(tmp_path))).warnings
+
+    assert [(warning.line, warning.key) for warning in warnings] == [
+        (3, "models[0].backends[0].kv_events"),
+        (7, "backends[0].kv_events"),
+    ]
+    assert all("no model of this backend has a tokenizer" in str(warning) for warning in warnings)
 
 
 def test_variables_and_options_that_set_such_a_key_are_warned_of(tmp_path: Path) -> None:

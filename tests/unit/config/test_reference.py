@@ -111,7 +111,7 @@ def test_both_documents_are_printed_on_demand(capsys: pytest.CaptureFixture[str]
 def test_a_key_that_is_not_in_effect_says_so_and_is_commented_out() -> None:
     idle = _idle_keys()
 
-    assert {"kv_events", "record"} == idle
+    assert {"record"} == idle
     rows = [line for line in configuration_md().splitlines() if "Not in effect yet." in line]
     assert {row.split("`")[1] for row in rows} == idle
     loaded = yaml.safe_load(reference_yaml())

@@ -109,6 +109,13 @@ def canonical(request: ParsedRequest, *, isolation: str = "") -> bytes:
     return b"".join(out)
 
 
+def continued(items: list[Any]) -> bytes:
+    """Return how a stream goes on when these messages (or other items) are sent after it."""
+    out = _Stream()
+    _items(items, out)
+    return b"".join(out)
+
+
 def _preamble(data: dict[str, Any], system: object, out: _Stream) -> None:
     """Write what precedes the conversation: tools, template options, the system prompt."""
     tools = data.get("tools")

@@ -5,15 +5,17 @@ The live gateway and the simulator use it unchanged. Every call is one synchrono
 request leave the books more than once.
 """
 
+from array import array
+
 from gateway.core import explain
 from gateway.core.belief import SLACK_TOKENS
 from gateway.core.bucket import clamp_retry_after
 from gateway.core.classes import ClassBooks, Reservable
 from gateway.core.counted import expect, spoil
-from gateway.core.learn import learn_prefill, learn_tpot
-from gateway.core.ledger import STALE, Account, LedgerError
 from gateway.core.event_feed import Feed
 from gateway.core.exactness import EventSpec
+from gateway.core.learn import learn_prefill, learn_tpot
+from gateway.core.ledger import STALE, Account, LedgerError
 from gateway.core.policies import policy_named
 from gateway.core.pool import JITTER_S, Pool
 from gateway.core.settings import CoreSettings
@@ -220,14 +222,14 @@ class Dispatcher(Views):
         trie.insert(row.slot, hashes, now)
         row.oldest_use = trie.oldest_use(row.slot, row.full_blocks)
 
-    # -- what the backends report -----------------------------------------------------------
-
     def forget_prefixes(self, model: str) -> None:
         """Forget what a model's backends hold: its prompts are chained in another way now."""
         pool = self._fleet.pools.get(model)
         for row in [] if pool is None else pool.rows:
             self._fleet.trie.drop(row.slot)
             row.oldest_use = None
+
+    # -- what the backends report -----------------------------------------------------------
 
     def observe(self, backend: str, snapshot: Snapshot, now: float) -> None:
         """Take in one scrape; one that is stale, older than the last, or of nobody is ignored."""
@@ -360,7 +362,7 @@ class Dispatcher(Views):
         query = ticket.query
         usage = finish.usage
         if not row.retired:
-            self._fleet.learn(row, ticket, usage.cached_tokens, finish.grown, now)
+            self._fleet.learn(row, ticket, usage.cached_tokens, now)
         pool = self._fleet.pools.get(query.model)
         if finish.outcome is not _OK or pool is None:
             return

@@ -4,14 +4,13 @@ Live requests survive every change: a removed backend keeps its books, out of si
 request ended, and only then is its slot free. Must never choose a backend or touch a bucket.
 """
 
-from array import array
 from random import Random
 
 from gateway.core.belief import claim_of, learn_cache
 from gateway.core.breaker import Breaker
 from gateway.core.counted import learn_counters
-from gateway.core.exactness import Exactness
 from gateway.core.engine_model import EngineModel
+from gateway.core.exactness import Exactness
 from gateway.core.ledger import Account
 from gateway.core.pool import Pool
 from gateway.core.settings import BackendSpec, CoreSettings
@@ -35,8 +34,8 @@ class Fleet:
     def __init__(self, settings: CoreSettings, rng: Random) -> None:
         check(settings)
         self._rng = rng
-        self.exactness = Exactness(self.trie)
         self.trie = RadixTrie(settings.index_bytes)
+        self.exactness = Exactness(self.trie)
         self.settings = settings
         self.epoch = 0
         self.by_name: dict[str, Account] = {}
@@ -112,10 +111,9 @@ class Fleet:
         row: Account,
         ticket: Ticket,
         cached_tokens: int | None,
-        grown: "array[int] | None",
         now: float,
     ) -> None:
-        """Take in what an answer showed of the backend's cache, and that it holds the answer."""
+        """Take in what an answer showed of the backend's cache."""
         trie = self.trie
         if cached_tokens is not None:
             row.belief.told_at = now
@@ -125,14 +123,12 @@ class Fleet:
                 row.belief.count(ticket.hit_tokens, cached_tokens)
             elif learn_cache(row, trie, claim_of(ticket), cached_tokens, now):
                 self.fit_index(row)
-        if grown:
-            trie.insert(row.slot, grown, now)
         row.oldest_use = trie.oldest_use(row.slot, row.full_blocks)
-        self.exactness.restart_told(row)
 
     def forget(self, row: Account) -> None:
         """Forget what the backend holds: it is another process, its cache is empty."""
         self.trie.drop(row.slot)
+        self.exactness.restart_told(row)
         row.oldest_use = None
         row.trust = 1.0
         row.belief.clear()
@@ -211,11 +207,11 @@ class Fleet:
         row.tokens_per_block = self.settings.block_bytes / _BYTES_PER_TOKEN
         row.index_share = 1.0
         self.trie.add_backend(row.slot, 0)
-        self.exactness.leave(row)
         self.fit_index(row)
 
     def _retire(self, row: Account) -> None:
         self.trie.remove_backend(row.slot)
+        self.exactness.leave(row)
         row.retired = True
         row.snapshot = row.oldest_use = None
         self.settle(row)

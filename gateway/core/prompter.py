@@ -89,8 +89,21 @@ class BytePrompter:
             fit = self._fit(request.model or "", cls)
             overhead, slope = fit.overhead, fit.slope
         tokens = round(overhead + size * slope) or 1
-        # positional: half the price of keywords
-        return Chain(hashes, block_bytes * slope, tokens, False, size, self._narrow_blocks)
+        count, narrow = len(hashes), self._narrow_blocks
+        covered = count * block_bytes
+        if count > narrow:
+            covered += (count - narrow) * block_bytes
+        return Chain(  # positional: half the price of keywords
+            hashes,
+            block_bytes * slope,
+            tokens,
+            False,
+            size,
+            narrow,
+            stream[covered:],
+            hashes[-1] if count else self._salt,
+            block_bytes,
+        )
 
     start = chain  # bytes are hashed at 1 GB/s: there is nothing to wait for
 

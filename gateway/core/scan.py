@@ -1,18 +1,23 @@
 """What an answer's bytes say on the side: first content, last usage, terminal event.
 
 The scanner sees payload bytes (framing removed) in any split and must never delay, change or
-iterate lines of them. Its state is bounded: `TAIL_CHUNKS` pieces of the newest payload.
+iterate lines of them. Its state is bounded: between two calls of `settle`, which its owner makes
+every few dozen pieces, it keeps them; after it, the newest `TAIL_CHUNKS` and what was cut out of the
+others for the next turn (core/answer.py).
 """
 
 import re
-from collections import deque
 from typing import Any
 
 import orjson
 
+from gateway.core.answer import Said
 from gateway.core.types import Api, Usage
 
 TAIL_CHUNKS = 16
+MAX_PIECES = 96
+"""Pieces kept before the scanner settles by itself; the owner does so earlier."""
+_BULKY = 4096  # so large a piece is settled at once
 _MERGE_BELOW = 128  # smaller pieces are joined, so that 16 of them still span the last event
 _MERGE_UP_TO = 4096
 OPENING_MAX = 1024
@@ -55,12 +60,18 @@ NO_USAGE = Usage()
 
 
 class Scanner:
-    """One answer's side notes. `feed` per payload until content was seen, then `keep`."""
+    """One answer's side notes: `is_first_content` until it was, `keep` for every payload.
 
-    __slots__ = ("_carry", "_events", "opening", "tail")
+    `followed` = what the answer says is wanted; it is a stream's unless `read` is called.
+    """
 
-    def __init__(self) -> None:
-        self.tail: deque[bytes] = deque(maxlen=TAIL_CHUNKS)
+    __slots__ = ("_carry", "_events", "_said", "_taken", "_trimmed", "opening", "tail")
+
+    def __init__(self, followed: Api | None = None) -> None:
+        self.tail: list[bytes] = []
+        self._said = None if followed is None else Said(followed)
+        self._taken = 0  # pieces at the start of `tail` that `_said` has had
+        self._trimmed = False
         self._events = 0
         self._carry = b""  # end of the last payload: a split may fall into what is looked for
         self.opening = b""
@@ -85,7 +96,33 @@ class Scanner:
         if len(payload) < _MERGE_BELOW and tail and len(tail[-1]) < _MERGE_UP_TO:
             tail[-1] += payload
         else:
+            bulky = len(payload) > _BULKY or (tail and len(tail[-1]) >= _MERGE_UP_TO)
             tail.append(payload)
+            if bulky or len(tail) > MAX_PIECES:
+                self.settle()
+
+    def settle(self) -> None:
+        """Let go of all but the newest pieces."""
+        tail = self.tail
+        if len(tail) <= TAIL_CHUNKS:
+            return
+        self._trimmed = True
+        if self._said is not None:
+            self._said.take(tail[self._taken : -1])  # the last may still grow
+            self._taken = TAIL_CHUNKS - 1
+        del tail[:-TAIL_CHUNKS]
+
+    def said(self, *, stream: bool) -> Said | None:
+        """Return what the answer said, when it has ended; None = not wanted, or not all seen."""
+        said = self._said
+        if said is None:
+            return None
+        if stream:
+            said.take(self.tail[self._taken :])
+        elif not self._trimmed:
+            said.read(b"".join(self.tail))
+        self._said = None
+        return said
 
     def ends_between_events(self) -> bool:
         """Return whether the stream stands at an event boundary (or has not begun)."""

@@ -73,6 +73,8 @@ class Chain(msgspec.Struct, frozen=True, gc=False):
     the unhashed tail included; `exact` says whether it was counted or estimated from bytes.
     `text_bytes` is the canonical prompt's length, what a bytes-per-token ratio is learnt from.
     Blocks after the first `narrow_blocks` hold twice `tokens_per_block` (see core/chain.py).
+    Where the chain can go on: `tail` is the unhashed end, `link` the hash before it, `block_bytes`
+    the size of a block; 0 = it cannot.
     """
 
     hashes: "array[int]"
@@ -81,6 +83,9 @@ class Chain(msgspec.Struct, frozen=True, gc=False):
     exact: bool = False
     text_bytes: int = 0
     narrow_blocks: int = 1 << 62
+    tail: bytes = b""
+    link: int = 0
+    block_bytes: int = 0
 
     def hit_tokens(self, depth: int) -> int:
         """Return the tokens covered by the first `depth` blocks, at most `tokens`."""
@@ -211,8 +216,7 @@ class Finish(msgspec.Struct, frozen=True, gc=False):
     `prefilled` = the backend surely began the prefill (an answer head or a byte came), so the
     prompt's blocks may be believed resident. `chunks` approximates completion tokens when `usage`
     says nothing. `last_token_at` is the time of the last content chunk. `sent` False = the backend
-    it was on last surely got none of it. `grown` are the hashes of the prompt and the answer after
-    it, as far as the next turn will send them (`core/answer.py`); None = not known.
+    it was on last surely got none of it.
     """
 
     outcome: Outcome
@@ -221,7 +225,6 @@ class Finish(msgspec.Struct, frozen=True, gc=False):
     chunks: int = 0
     last_token_at: float | None = None
     sent: bool = True
-    grown: "array[int] | None" = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -241,10 +244,10 @@ class BackendScore:
     owed_prefill_s: float
     cost_s: float | None
     terms: dict[str, float]
+    index: str | None = None
 
 
 @dataclass(slots=True, frozen=True)
-    index: str | None = None
 class Explanation:
     """What would happen (or happened) to a request, and why (contract, section 8)."""
 

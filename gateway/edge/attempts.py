@@ -5,6 +5,7 @@ An attempt is repeated only when the backend surely did not start it (design, se
 
 import logging
 
+from gateway.core.answer import whole_answer
 from gateway.core.scan import OPENING_MAX, find_usage
 from gateway.core.types import Api, Finish, Outcome, Ticket
 from gateway.edge.deadlines import Deadlines
@@ -80,7 +81,12 @@ class Attempts(Deadlines):
         earlier, route, plan = self._relay, self._route, request.plan
         api = route.api or Api.RESPONSES
         self._relay = relay = Relay(
-            self, client, api, handler.clock, remove_usage=self._inject_usage
+            self,
+            client,
+            api,
+            handler.clock,
+            remove_usage=self._inject_usage,
+            followed=self._followed,
         )
         if earlier is not None and earlier.opened:
             relay.adopt(earlier)
@@ -163,7 +169,10 @@ class Attempts(Deadlines):
             self._uncounted = False
             self._handler.telemetry.attempt(self.record.backend, result)
         opening = data[:_LOOK_BYTES] if self._route.api is Api.RESPONSES else b""
-        self._close_books(Finish(outcome, kind < 3, find_usage(data), 1, now), now, opening)
+        usage, said = find_usage(data), None
+        if self._followed and kind < 3:
+            said = whole_answer(self._route.api, data, usage.completion_tokens)
+        self._close_books(Finish(outcome, kind < 3, usage, 1, now), now, opening, said)
         self._client.done()
 
     def relay_done(self) -> None:

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from gateway.core.answer import Said, grown
 from gateway.core.prompter import Prompter
 from gateway.core.scan import NO_USAGE
 from gateway.core.types import Api, Finish, Outcome, Ticket
@@ -34,6 +35,7 @@ class Endings:
     __slots__ = (
         "_body",
         "_client",
+        "_followed",
         "_handler",
         "_inject_usage",
         "_pooled",
@@ -77,6 +79,7 @@ class Endings:
         self._relay: Relay | None = None
         self._waiting: asyncio.Task[None] | None = None  # connects, or reads a large body
         self._inject_usage = False
+        self._followed = False  # the next turn can be foreseen from the answer
         self._pooled = False  # the attempt's connection had served before: it may be stale
         self._sent_at = 0.0
         self._uncounted = False  # an attempt runs, and its result is not counted yet
@@ -167,18 +170,26 @@ class Endings:
         self._count_attempt(AttemptResult.ABORTED)  # unless it has ended before
         relay = self._relay
         usage, reached, opening, chunks, last_at = NO_USAGE, False, b"", 0, 0.0
+        said = None
         if relay is not None:
             relay.settle()
             if relay.started:
                 scanner = relay.scanner
                 usage, opening = scanner.usage(), scanner.opening
+                if outcome is Outcome.OK and not relay.encoded:
+                    said = scanner.said(stream=relay.stream)
             chunks, last_at = relay.chunks, relay.last_at
             reached = 200 <= relay.status < 300 and last_at > 0
         finish = Finish(outcome, reached, usage, chunks, last_at or None, sent)
-        self._close_books(finish, self._handler.clock(), opening)
+        self._close_books(finish, self._handler.clock(), opening, said)
 
-    def _close_books(self, finish: Finish, now: float, opening: bytes) -> None:
-        """Leave, settle, learn and be counted. `opening` is how the answer's payload began."""
+    def _close_books(
+        self, finish: Finish, now: float, opening: bytes, said: Said | None = None
+    ) -> None:
+        """Leave, settle, learn and be counted.
+
+        `opening` is how the answer's payload began, `said` what the next turn will repeat of it.
+        """
         self.ended = True
         handler, record, ticket, usage = self._handler, self.record, self.ticket, finish.usage
         record.outcome = finish.outcome
@@ -197,6 +208,10 @@ class Endings:
                 if ticket.held:
                     handler.parking.leave(ticket)
                 handler.dispatcher.finish(ticket, finish, now)
+                if said is not None:
+                    hashes = grown(ticket.query.chain, said)
+                    if hashes is not None:
+                        handler.dispatcher.grow(ticket, hashes, now)
                 if usage.prompt_tokens is not None and self._prompter is not None:
                     query = ticket.query
                     self._prompter.learn(query.model, query.cls, query.chain, usage.prompt_tokens)

@@ -10,6 +10,7 @@ import logging
 from functools import partial
 
 from gateway.config.schema import KeyConfig
+from gateway.core.answer import is_followed
 from gateway.core.dispatcher import Dispatcher
 from gateway.core.prompter import PendingChain
 from gateway.core.request import ParsedRequest, UsageOption
@@ -152,7 +153,7 @@ class Exchange(Attempts):
     def _ask(self, parsed: ParsedRequest, model: str, chain: Chain) -> Query:
         """Return what is asked of the dispatcher."""
         request = self.request
-        return build_query(
+        query = build_query(
             self._handler.dispatcher,
             chain,
             parsed,
@@ -165,6 +166,8 @@ class Exchange(Attempts):
             body_bytes=len(self._body),
             patience_s=request.plan.patience_s,
         )
+        self._followed = query.prefills and chain.block_bytes > 0 and is_followed(parsed)
+        return query
 
     def _admit(self, query: Query) -> tuple[Ticket, float]:
         """Return the ticket and when it was given.

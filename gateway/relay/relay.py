@@ -67,6 +67,7 @@ class Relay:
         "_client",
         "_clock",
         "_filter",
+        "_followed",
         "_owner",
         "_single",
         "_tail",
@@ -95,6 +96,7 @@ class Relay:
         clock: Callable[[], float],
         *,
         remove_usage: bool,
+        followed: bool = False,
     ) -> None:
         self._owner = owner
         self._client = client
@@ -108,6 +110,7 @@ class Relay:
         self._single = remove_usage
         self._times: list[float] = []  # when content came, the last time settled first
         self.api = api
+        self._followed = api if followed else None  # what the answer says is wanted
         self.scanner = NOTHING_SEEN  # until the head came
         self._tail = NOTHING_SEEN.tail
         self.connection: UpstreamConnection | None = None
@@ -212,7 +215,7 @@ class Relay:
 
     def _scan(self) -> None:
         if self.scanner is NOTHING_SEEN:
-            self.scanner = Scanner()
+            self.scanner = Scanner(self._followed)
             self._tail = self.scanner.tail
 
     def body(self, payload: bytes) -> None:
@@ -266,6 +269,7 @@ class Relay:
             self.chunks += len(times) - 1
             self._owner.relay_gaps([after - before for before, after in pairwise(times)])
             del times[:-1]
+            self.scanner.settle()
 
     def _before_content(self, payload: bytes, now: float) -> None:
         content = self.scanner.is_first_content(payload) if self.stream else True

@@ -161,9 +161,10 @@ class Bench:
         usage = Usage(job.prompt_tokens, job.output_tokens, cached)
         # as the engine: full blocks only, and the last token's KV is never computed
         full = (job.prompt_tokens + job.output_tokens - 1) // BLOCK
-        grown = array("Q", (ask.prompt + ask.answer)[:full]) if ask.answer else None
-        finish = Finish(Outcome.OK, True, usage, job.output_tokens, self.now, grown=grown)
+        finish = Finish(Outcome.OK, True, usage, job.output_tokens, self.now)
         self.core.finish(ticket, finish, self.now)
+        if ask.answer:
+            self.core.grow(ticket, array("Q", (ask.prompt + ask.answer)[:full]), self.now)
 
     def _scrape(self) -> None:
         self._polled += POLL_S

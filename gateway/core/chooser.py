@@ -44,7 +44,10 @@ class Chooser:
             return self._choose_idlest(pool, query, now, tried)
         policy = self.used = self.policy
         chain = query.chain
-        held = fleet.exactness.lookup(query.model, chain, now)
+        if chain.exact:
+            held = fleet.exactness.lookup(query.model, chain, now)
+        else:  # engines tell nothing of such blocks: one call less
+            held = fleet.trie.lookup(chain.hashes)
         demand = self._demand
         demand.now = now
         demand.chain = chain

@@ -141,14 +141,14 @@ class Said:
         """Take in pieces by slices at the place where the last event that was looked at had its text.
 
         The events of a stream differ in nothing else, and by a digit of their chunk's size. One that
-        does shows by a bare quote in its slice, or nothing in it; a text cut wrongly all the same is
-        a prefix that no prompt will ask for.
+        does shows by a bare quote in its slice, or is too short to have a text; a text cut wrongly all
+        the same is a prefix that no prompt will ask for.
         """
         assert self._place is not None
         start, after, end = self._place
         texts = [p[start:end] if len(p) < _TWO_DIGITS else p[after:end] for p in pieces]
         text = b"".join(texts)
-        if b"" not in texts and _is_string(text):
+        if _is_string(text):
             self._text.append(text)
             self.size_hint += len(text)
             return

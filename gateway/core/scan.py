@@ -7,6 +7,7 @@ others for the next turn (core/answer.py).
 """
 
 import re
+from collections import deque
 from typing import Any
 
 import orjson
@@ -68,7 +69,10 @@ class Scanner:
     __slots__ = ("_carry", "_events", "_said", "_taken", "_trimmed", "opening", "tail")
 
     def __init__(self, followed: Api | None = None) -> None:
-        self.tail: list[bytes] = []
+        # the newest pieces; all since the last `settle` where they are wanted
+        self.tail: deque[bytes] | list[bytes] = (
+            deque(maxlen=TAIL_CHUNKS) if followed is None else []
+        )
         self._said = None if followed is None else Said(followed)
         self._taken = 0  # pieces at the start of `tail` that `_said` has had
         self._trimmed = False
@@ -104,7 +108,7 @@ class Scanner:
     def settle(self) -> None:
         """Let go of all but the newest pieces."""
         tail = self.tail
-        if len(tail) <= TAIL_CHUNKS:
+        if len(tail) <= TAIL_CHUNKS or isinstance(tail, deque):
             return
         self._trimmed = True
         if self._said is not None:
@@ -115,7 +119,7 @@ class Scanner:
     def said(self, *, stream: bool) -> Said | None:
         """Return what the answer said, when it has ended; None = not wanted, or not all seen."""
         said = self._said
-        if said is None:
+        if said is None or isinstance(self.tail, deque):
             return None
         if stream:
             said.take(self.tail[self._taken :])

@@ -228,6 +228,7 @@ def test_a_backend_whose_prefills_nobody_saw_alone_is_as_slow_as_its_streams() -
 
 def test_streams_that_go_on_being_slow_keep_a_backend_from_being_thought_fast() -> None:
     engines = fleet()
+    slow_prefill = 0.0
     for _ in range(10):  # no prefill is ever seen alone
         for engine in engines:
             decode(engine, 3.0 if engine is engines[0] else 1.0, times=4)

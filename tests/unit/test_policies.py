@@ -195,7 +195,7 @@ def test_weights_sum_prefix_queue_and_kv_scores() -> None:
     routing = RoutingSpec(weights=WeightsSpec(3, 2, 2))
     priced("weights", (made, held), routing)
     assert made[0].terms == (0.0, 1.0, 0.5)
-    assert made[1].terms == (0.5, 0.5, pytest.approx(1 - 1280 / 420_000))
+    assert made[1].terms == pytest.approx((0.5, 0.5, 1 - 1280 / 420_000))
     assert made[2].terms[:2] == (1.0, 0.0)
     assert made[0].cost == -(3 * 0.0 + 2 * 1.0 + 2 * 0.5)
 

@@ -17,9 +17,23 @@ def load_zmq(needed_by: str) -> ModuleType:
     Raises:
         MissingExtra: it is not installed.
     """
+    return _load("zmq", needed_by, "events")
+
+
+def load_optuna(needed_by: str) -> ModuleType:
+    """Return optuna, as `load_zmq` does pyzmq."""
+    return _load("optuna", needed_by, "tune")
+
+
+def load_figure(needed_by: str) -> ModuleType:
+    """Return the part of matplotlib that draws without a screen, as `load_zmq` does pyzmq."""
+    return _load("matplotlib.figure", needed_by, "tune")
+
+
+def _load(module: str, needed_by: str, extra: str) -> ModuleType:
     try:
-        return import_module("zmq")
+        return import_module(module)
     except ImportError:
         raise MissingExtra(
-            f"{needed_by} needs the extra `events`: pip install '.[events]' in the clone"
+            f"{needed_by} needs the extra `{extra}`: pip install '.[{extra}]' in the clone"
         ) from None

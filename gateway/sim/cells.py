@@ -72,9 +72,12 @@ def capacity(traffic: Traffic, fleet: FleetSpec | None = None, *, seed: int = 1)
     Raises:
         ValueError: the fleet is never overloaded, or always.
     """
+    fleet = fleet or FleetSpec()
 
     def keeps(rate: float) -> bool:
-        return _keeps(traffic(rate, seed), fleet or FleetSpec(), seed)
+        workload = traffic(rate, seed)
+        settings = core_settings(workload, fleet, YARDSTICK)
+        return within_share(workload, settings, fleet, seed=seed, least=WITHIN) >= WITHIN
 
     low, high = _bracket(keeps)
     while high > low * _CLOSE:
@@ -86,19 +89,20 @@ def capacity(traffic: Traffic, fleet: FleetSpec | None = None, *, seed: int = 1)
     return low
 
 
-def _keeps(workload: Workload, fleet: FleetSpec, seed: int) -> bool:
-    """Return whether the yardstick keeps enough within SLO; ends as soon as that is lost."""
+def within_share(
+    workload: Workload, settings: CoreSettings, fleet: FleetSpec, *, seed: int, least: float
+) -> float:
+    """Return the share of requests within SLO; 0 as soon as `least` cannot be kept any more."""
     asked = sum(
         len(dialogue.asks)
         for dialogue in workload.dialogues
         if len(dialogue.asks) > 1 or dialogue.start_s >= workload.warm_s
     )
-    settings = core_settings(workload, fleet, YARDSTICK)
-    allowed = int((1 - WITHIN) * asked) + 1
+    allowed = int((1 - least) * asked) + 1
     records = FleetRun(workload, fleet, settings, seed=seed).run(most_missed=allowed)
     counted = [record for record in records if record.sent_at >= workload.warm_s]
     within = sum(1 for record in counted if record.within(workload.slos[record.cls]))
-    return within >= WITHIN * len(counted) > 0
+    return within / len(counted) if len(counted) - within <= allowed and counted else 0.0
 
 
 def _bracket(keeps: Callable[[float], bool]) -> tuple[float, float]:

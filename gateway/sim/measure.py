@@ -4,6 +4,7 @@ A cell is told by values alone, so that a child process can make its traffic its
 progress goes to a callback.
 """
 
+import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -81,7 +82,7 @@ def run(cells: Sequence[Cell], jobs: int, told: Callable[[str], None]) -> list[d
 
     `told` hears in words how far it is.
     """
-    with _Workers(jobs) as workers:
+    with Workers(jobs) as workers:
         wanted = list(dict.fromkeys(c.yardstick for c in cells if c.rate is None))
         found = dict(zip(wanted, workers.map(_capacity, wanted, told, "capacities"), strict=True))
         ready = [
@@ -109,13 +110,21 @@ def _figures(cell: Cell) -> dict[str, Any]:
     )
 
 
-class _Workers:
-    """Child processes, or none when one job at a time is asked for."""
+class Workers:
+    """Child processes, or none when one job at a time is asked for.
+
+    An interrupt from the terminal ends children at once and without a word: the parent tells.
+    """
 
     def __init__(self, jobs: int) -> None:
         self._pool = None
         if jobs > 1:
-            self._pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
+            self._pool = ProcessPoolExecutor(
+                jobs,
+                mp_context=get_context("spawn"),
+                initializer=signal.signal,
+                initargs=(signal.SIGINT, signal.SIG_DFL),
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -133,12 +142,13 @@ class _Workers:
     ) -> list[_R]:
         """Return `work` of every item, in order; the first fault of any is raised."""
         results: dict[int, _R] = {}
-        for index, result in self._each(work, items):
+        for index, result in self.each(work, items):
             results[index] = result
             told(f"{len(results)}/{len(items)} {what}")
         return [results[index] for index in range(len(items))]
 
-    def _each(self, work: Callable[[_T], _R], items: Sequence[_T]) -> Iterator[tuple[int, _R]]:
+    def each(self, work: Callable[[_T], _R], items: Sequence[_T]) -> Iterator[tuple[int, _R]]:
+        """Yield every item's number and `work` of it, as they get done."""
         if self._pool is None:
             yield from ((index, work(item)) for index, item in enumerate(items))
             return

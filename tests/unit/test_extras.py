@@ -1,12 +1,13 @@
 """Optional packages that are missing are told in one line."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import gateway
-from gateway.extras import MissingExtra, load_zmq
+from gateway.extras import MissingExtra, load_figure, load_optuna, load_zmq
 
 
 def test_a_missing_package_is_told_with_the_extra_that_has_it(
@@ -22,3 +23,14 @@ def test_nothing_but_the_feature_imports_zmq() -> None:
     root = Path(gateway.__file__).parent
     importing = [path.name for path in root.rglob("*.py") if "import zmq" in path.read_text()]
     assert importing == []
+
+
+@pytest.mark.parametrize(
+    ("module", "load"), [("optuna", load_optuna), ("matplotlib.figure", load_figure)]
+)
+def test_what_tune_needs_is_told_likewise(
+    module: str, load: Callable[[str], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtra, match=r"^tune needs the extra `tune`: pip install"):
+        load("tune")

@@ -213,11 +213,11 @@ def _input_usage(fields: dict[str, Any]) -> Usage:
     details = fields.get("input_tokens_details")
     if isinstance(details, dict):  # Responses: input_tokens is the whole prompt
         cached = _count(details.get("cached_tokens"))
-    else:  # Messages: the cached part is counted beside input_tokens
+    else:  # Messages: what was cached is counted beside input_tokens; what is now, only by some
         cached = _count(fields.get("cache_read_input_tokens"))
         created = _count(fields.get("cache_creation_input_tokens"))
         if prompt is not None:
-            prompt += (cached or 0) + (created or 0)
+            prompt += (cached or 0) + (created if created and created > prompt else 0)
     return Usage(prompt, _count(fields.get("output_tokens")), cached)
 
 

@@ -128,3 +128,23 @@ def test_a_terminal_event_is_found_however_much_repeats_its_mark_behind_it() -> 
     text = Scanner()
     text.keep(b'data: {"choices":[{"delta":{"content":"[DONE]"}}]}\n\n')
     assert not text.terminated(Api.CHAT)
+
+
+@pytest.mark.parametrize(
+    ("usage", "prompt"),
+    [
+        ((700, 0, 0), 700),
+        ((100, 600, 0), 700),
+        ((100, 600, 64), 700),  # vLLM: what it has cached now is among the input tokens
+        ((100, 500, 100), 600),
+        ((20, 500, 180), 700),  # Anthropic: it is beside them
+    ],
+)
+def test_a_messages_prompt_is_what_was_read_from_the_cache_and_what_was_not(
+    usage: tuple[int, int, int], prompt: int
+) -> None:
+    data = (
+        b'{"usage":{"input_tokens":%d,"output_tokens":4,"cache_read_input_tokens":%d,'
+        b'"cache_creation_input_tokens":%d}}' % usage
+    )
+    assert find_usage(data) == Usage(prompt, 4, usage[1])

@@ -6,8 +6,8 @@ when a reload has replaced it meanwhile.
 
 from typing import Protocol
 
-from gateway.core.bucket import Bucket
 from gateway.core.classify import Classifier
+from gateway.core.lending import ClassBucket, connect
 from gateway.core.settings import ClassSpec
 from gateway.core.types import Finish, Outcome, Ticket
 
@@ -23,13 +23,17 @@ class Reservable(Protocol):
         """Replace an earlier reservation by what was used."""
         ...
 
+    def wait_s(self, tokens: float, now: float) -> float:
+        """Return the seconds until `tokens` could be reserved; 0 = at once."""
+        ...
+
 
 class ClassBooks:
     """One traffic class."""
 
     __slots__ = ("admitted", "bucket", "rejected", "spec")
 
-    def __init__(self, spec: ClassSpec, bucket: Bucket | None) -> None:
+    def __init__(self, spec: ClassSpec, bucket: ClassBucket | None) -> None:
         self.spec = spec
         self.bucket = bucket
         self.admitted = 0
@@ -56,6 +60,7 @@ class Classes:
             if before is not None:
                 entry.admitted = before.admitted
                 entry.rejected = before.rejected
+        connect(books.bucket for books in self._books.values() if books.bucket is not None)
 
     @property
     def specs(self) -> tuple[ClassSpec, ...]:
@@ -112,10 +117,10 @@ def used_tokens(ticket: Ticket, finish: Finish) -> float:
     return uncached + output
 
 
-def _bucket(spec: ClassSpec, before: ClassBooks | None, now: float) -> Bucket | None:
+def _bucket(spec: ClassSpec, before: ClassBooks | None, now: float) -> ClassBucket | None:
     if spec.bucket is None:
         return None
     if before is None or before.bucket is None:
-        return Bucket(spec.bucket, now)
+        return ClassBucket(spec.bucket, now)
     before.bucket.resize(spec.bucket, now)
     return before.bucket

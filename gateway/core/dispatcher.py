@@ -273,9 +273,10 @@ class Dispatcher(Views):
         for limit, kind, detail in limits:
             if limit is None:
                 continue
-            if wait := limit.reserve(tokens, now):
+            if limit.reserve(tokens, now):
                 for other in taken:
                     other.settle(tokens, 0.0, now)
+                wait = max(one.wait_s(tokens, now) for one, _, _ in limits if one is not None)
                 return Refusal(kind, clamp_retry_after(wait), detail)
             taken.append(limit)
         return tuple(taken)
@@ -299,7 +300,7 @@ class Dispatcher(Views):
         if query.prefills:
             pool.cursor += 1
             pool.note_hit(hit_tokens, query.chain.tokens)
-            pool.hot.note(chooser.known)
+            pool.hot.note(chooser.known, chooser.where)
 
     def _enter(
         self,

@@ -5,12 +5,28 @@ nothing. Must never hold a secret, or refuse for ever what waiting would allow.
 """
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from gateway.core.bucket import Bucket
 from gateway.core.settings import BucketSpec, KeySpec
 
 _MINUTE_S = 60.0
 DAY_S = 86_400.0
+
+
+class Level(NamedTuple):
+    """How much of a minute's limit is left, and the seconds until all of it is back."""
+
+    limit: int
+    left: int
+    reset_s: float
+
+
+class Standing(NamedTuple):
+    """What a key has left this minute; None = not limited."""
+
+    requests: Level | None
+    tokens: Level | None
 
 
 class Quota:
@@ -38,6 +54,10 @@ class Quota:
             return self.ends_at - now
         self.used += tokens
         return 0.0
+
+    def wait_s(self, tokens: float, now: float) -> float:  # noqa: ARG002 - as Bucket's
+        """Return the seconds until the day ends if nothing is left of it, else 0."""
+        return 0.0 if now >= self.ends_at or self.used < self.limit else self.ends_at - now
 
     def settle(self, reserved: float, used: float, now: float) -> None:  # noqa: ARG002 - as Bucket's
         """Replace an earlier reservation by what was used."""
@@ -78,6 +98,14 @@ class KeyBooks:
         if self.requests is not None:
             self.requests.settle(1.0, 0.0, now)
 
+    def wait_s(self, tokens: float, now: float) -> float:
+        """Return the seconds until `tokens` could be reserved from the minute's."""
+        return 0.0 if self.tokens is None else self.tokens.wait_s(tokens, now)
+
+    def standing(self, now: float) -> Standing:
+        """Return what is left of the minute's limits."""
+        return Standing(_level(self.requests, now), _level(self.tokens, now))
+
     @property
     def full(self) -> bool:
         """Whether another stream has to wait for the end of one."""
@@ -116,6 +144,14 @@ class Keys:
     def all(self) -> list[KeyBooks]:
         """Return the books of every key that has any."""
         return list(self._books.values())
+
+
+def _level(bucket: Bucket | None, now: float) -> Level | None:
+    if bucket is None:
+        return None
+    spec, available = bucket.spec, bucket.available(now)
+    missing = max(0.0, spec.burst_tokens - available)
+    return Level(int(spec.burst_tokens), max(0, int(available)), missing / spec.tokens_per_second)
 
 
 def _per_minute(limit: int | None, before: Bucket | None, now: float) -> Bucket | None:

@@ -17,7 +17,7 @@ from gateway.core.classes import ClassBooks
 from gateway.core.dispatcher import Dispatcher
 from gateway.core.explain import NOBODY
 from gateway.core.holding import Queue
-from gateway.core.key_limits import KeyBooks
+from gateway.core.key_limits import KeyBooks, Standing
 from gateway.core.ledger import Account, LedgerError
 from gateway.core.pool import Pool
 from gateway.core.settings import CoreSettings
@@ -66,12 +66,22 @@ class QueuedDispatcher(Dispatcher):
         """Assign a request a backend, a place in the queue, or say why not; all or nothing."""
         key = self._keys.get(query.key)
         if key is not None and (wait := key.begin(now)):
-            self._classes.named(query.cls).rejected += 1
-            return Refusal(RefusalKind.RATE, clamp_retry_after(wait), f"key `{query.key}`")
+            return self._too_many(query, key, wait, now)
         answer = super().admit(query, now)
         if key is not None and isinstance(answer, Refusal):
             key.withdraw(now)
         return answer
+
+    def _too_many(self, query: Query, key: KeyBooks, wait: float, now: float) -> Refusal:
+        """Refuse for a key's requests a minute, until its tokens and the class's suffice too."""
+        books = self._classes.named(query.cls)
+        books.rejected += 1
+        if query.prefills:  # at most so many: what is cached is not known here
+            tokens = float(query.chain.tokens + query.expected_output_tokens)
+            wait = max(wait, key.wait_s(tokens, now))
+            if books.bucket is not None:
+                wait = max(wait, books.bucket.wait_s(tokens, now))
+        return Refusal(RefusalKind.RATE, clamp_retry_after(wait), f"key `{query.key}`")
 
     def finish(self, ticket: Ticket, finish: Finish, now: float) -> None:
         """End a ticket, waiting or sent: everything it holds is given back.
@@ -167,6 +177,11 @@ class QueuedDispatcher(Dispatcher):
     def retry_after_s(self, pool: Pool | None) -> float:
         """Return the seconds after which the backlog of a pool should be worked off."""
         return clamp_retry_after(1.0 if pool is None else self._queue.backlog_s(pool))
+
+    def standing(self, key: str, now: float) -> Standing | None:
+        """Return what a key has left of its minute; None for one without limits."""
+        books = self._keys.get(key)
+        return None if books is None else books.standing(now)
 
     def classes(self, now: float) -> list[ClassStatus]:
         """Return the figures of all classes."""

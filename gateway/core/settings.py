@@ -42,10 +42,14 @@ class ModelSpec:
 
 @dataclass(slots=True, frozen=True)
 class BucketSpec:
-    """Refill rate and size of a token bucket, in LLM tokens."""
+    """Refill rate and size of a token bucket, in LLM tokens.
+
+    `borrow` = what other classes' full buckets have no room for flows into this one.
+    """
 
     tokens_per_second: float
     burst_tokens: float
+    borrow: bool = False
 
 
 @dataclass(slots=True, frozen=True)
@@ -83,6 +87,7 @@ class ClassSpec:
     max_waiting_bytes: int = 256 * 1024 * 1024
     kv_reserve: float = 0.15
     slo: Slo = Slo()
+    engine_priority: int | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -205,7 +210,8 @@ class KeySpec:
 class QueueSpec:
     """When a request waits at the gateway instead of inside its engine (results.md, "Queue").
 
-    `owed_s` = W: prefill seconds a backend may owe before the next request is held; `steal_s` = one
+    `owed_s` = W: prefill seconds a backend may owe before the next request is held; `adaptive` = W
+    follows what is observed (`core/owed_limit.py`), starting there; `steal_s` = one
     that owes less takes over what waits for another; `kv_share` = part of the KV cache that
     requests may fill, `overload_kv_share` the same under overload for a class whose mean prompt has
     `long_prompt_tokens` or more.
@@ -213,6 +219,7 @@ class QueueSpec:
 
     enabled: bool = True
     owed_s: float = 0.5
+    adaptive: bool = False
     steal_s: float = 0.125
     kv_share: float = 0.97
     overload_kv_share: float = 0.7

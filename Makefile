@@ -47,6 +47,7 @@ soak: $(STAMP) ## ten minutes of mixed faults: flat memory, every outcome explai
 
 bench-core: $(STAMP) ## what a prompt's chain and a decision cost on this machine, beside their budgets
 	$(BIN)/python -m loadtest.bench_prompt
+	$(BIN)/python -m loadtest.bench_conversation
 	$(BIN)/python -m loadtest.bench_decide
 
 bench-index: $(STAMP) ## the prefix index at 1 and 10 million blocks: cost, memory, longest stall, beside their budgets

@@ -40,6 +40,10 @@ _OTHER: Final = 0xA076_1D64_78BD_642F
 _FROM: Final = 0xE703_7ED1_A0B4_28DB
 _CLOSED: Final = 0x8EBC_6AF0_9C88_C6E3
 _JUMP: Final = 0x5896_95F2_3B1A_9E77
+_TIP: Final = 0x1D8E_4E27_C47D_124F
+_TIP_LOOKS: Final = 64
+"""How many messages back a conversation's last request is looked for."""
+
 _LEADING: Final = frozenset({"system", "developer"})
 _FOLLOWING: Final = frozenset({"user", "assistant", "tool"})
 
@@ -54,7 +58,8 @@ class Chained(msgspec.Struct, frozen=True, gc=False):
 class Known(msgspec.Struct, gc=False):
     """What a run of parts adds, or (`tail` None) only that it depends on the phase, or its length.
 
-    `tokens` is the whole up to its end; `tail` are those after the last full block.
+    `tokens` is the whole up to its end; `tail` are those after the last full block. `sensitive` =
+    another one stands where a question follows. A tip has the hashes of the whole, and the `phase`.
     """
 
     hashes: "array[int]"
@@ -62,6 +67,7 @@ class Known(msgspec.Struct, gc=False):
     tokens: int
     sensitive: bool = False
     parts: int = 1
+    phase: int = 0
 
 
 class Conversations:
@@ -102,6 +108,12 @@ class Conversations:
         for key in reversed(keys):
             move(key)
 
+    def drop(self, key: int) -> None:
+        """Forget an entry, if it is there."""
+        known = self._table.pop(key, None)
+        if known is not None:
+            self.bytes -= _size(known)
+
     def put(self, key: int, known: Known) -> None:
         """Keep an entry; the oldest make room."""
         table = self._table
@@ -129,16 +141,20 @@ class Route:
         self._roles = roles = _roles(messages, developer=_knows_developer(table.template, chat))
         if not frame.calls and any(_is_call(message) for message in messages):
             raise Unrenderable("calls are not rendered one by one")
-        self._starts = [0, *cuts(roles, frame.proven)]
-        self._ends = [*self._starts[1:], len(roles)]
-        self._last_user = len(roles) - 1 - roles[::-1].index("user") if "user" in roles else -1
+        self._last_user = len(roles) - 1 - roles[::-1].index("user")
         self._marks = _marks(messages, base)
         self._phase = 0
+        self._fluid = False  # whether another question would change what has been taken
         self._hashes = array("Q")
         self._tail = array("I")
         self._tokens = 0
         self._link = chained.seed
-        self._at = self._walk()
+        self._tip = 0
+        start = self._from_tip()
+        self._starts = [start] if start < len(roles) else []
+        self._starts += [start + cut for cut in cuts(roles[start:], frame.proven)]
+        self._ends = [*self._starts[1:], len(roles)] if self._starts else []
+        self._at = 0 if start else self._walk()
         self._runs = self._left()
         self.texts = [self._text(first, stop) for first, stop in self._runs]
         """The texts of what is not known, and what follows the last message."""
@@ -148,12 +164,42 @@ class Route:
         """Take in the ids of `texts`, remember them, and return the chain."""
         for (first, stop), part in zip(self._runs, ids, strict=False):
             self._add(first, stop, part)
+        if self._runs:
+            self._keep_tip()
         end = self._tail + ids[-1]
-        self._hashes += chain_tokens(end, self._link, self._block_tokens)
+        hashes = self._hashes + chain_tokens(end, self._link, self._block_tokens)
         tokens = self._tokens + len(ids[-1])
-        return Chain(self._hashes, self._block_tokens, tokens, True, tokens * ID_BYTES)
+        return Chain(hashes, self._block_tokens, tokens, True, tokens * ID_BYTES)
 
     # -- what is known ----------------------------------------------------------------------
+
+    def _from_tip(self) -> int:
+        """Go to where an earlier request of the conversation ended; return how many messages it had.
+
+        A conversation's tip has all its hashes at once: the next turn needs no walk.
+        """
+        roles, marks, table = self._roles, self._marks, self._table
+        count = len(roles)
+        for end in range(count, max(0, count - _TIP_LOOKS), -1):
+            key = marks[end - 1] ^ _TIP
+            tip = table.get(key)
+            if tip is None or tip.tail is None:
+                continue
+            cut = end == count or (roles[end - 1], roles[end]) in self._frame.proven
+            if cut and not (tip.sensitive and self._last_user >= end):
+                self._take(tip)
+                self._phase, self._fluid, self._tip = tip.phase, tip.sensitive, key
+                table.touch((key,))
+                return end
+        return 0
+
+    def _keep_tip(self) -> None:
+        """Remember all up to the last message, in place of the tip that this request came from."""
+        table = self._table
+        if self._tip:
+            table.drop(self._tip)
+        tip = Known(self._hashes, self._tail, self._tokens, self._fluid, phase=self._phase)
+        table.put(self._marks[-1] ^ _TIP, tip)
 
     def _walk(self) -> int:
         """Follow what is known from the start; return the number of parts behind us."""
@@ -171,25 +217,32 @@ class Route:
                 found = self._find(before, stop)
                 if found is None:
                     break
-            key, known, self._phase = found
+            key, known = found
             used.append(key)
             self._take(known)
             at, before = stop, marks[ends[stop - 1] - 1]
         table.touch(used)
         return at
 
-    def _find(self, before: int, stop: int) -> tuple[int, Known, int] | None:
-        """Return the run of parts up to `stop`, with its key and the phase after it."""
+    def _find(self, before: int, stop: int) -> tuple[int, Known] | None:
+        """Return the run of parts up to `stop`, with its key; the phase goes on if it is found."""
         end = self._ends[stop - 1]
         mark = self._marks[end - 1]
         phase = self._phase
         key = _key(before, mark, phase)
         known = self._table.get(key)
-        if known is not None and known.sensitive and self._last_user >= end:
-            phase = _closed(phase, mark)
-            key = _key(before, mark, phase)
-            known = self._table.get(key)
-        return None if known is None or known.tail is None else (key, known, phase)
+        fluid = False
+        if known is not None and known.sensitive:
+            fluid = self._last_user < end
+            if not fluid:
+                phase = _closed(phase, mark)
+                key = _key(before, mark, phase)
+                known = self._table.get(key)
+        if known is None or known.tail is None:
+            return None
+        self._phase = phase
+        self._fluid = self._fluid or fluid
+        return key, known
 
     def _take(self, known: Known) -> None:
         assert known.tail is not None
@@ -206,7 +259,7 @@ class Route:
         at, stop = self._at, len(self._ends)
         if at == stop:
             return []
-        if at or stop == 1:
+        if at or stop == 1 or self._starts[0]:
             return [(at, stop)]
         runs = [(0, 1)]
         if stop > 2:
@@ -215,6 +268,8 @@ class Route:
 
     def _text(self, first: int, stop: int) -> str:
         start, end = self._starts[first], self._ends[stop - 1]
+        if start and end - start == stop - first and (plain := self._plain(start, end)) is not None:
+            return plain
         roles, chat = self._roles, self._chat
         given = chat.messages[start:end]
         self._check(given)
@@ -227,6 +282,22 @@ class Route:
             closed=self._last_user >= end,
             tools=chat.tools,
         )
+
+    def _plain(self, start: int, end: int) -> str | None:
+        """Return the text of messages of nothing but text, if the template shows that as it is."""
+        roles, messages, shapes = self._roles, self._chat.messages, self._frame.shapes
+        words = self._table.separation.looked_for
+        texts = []
+        for index in range(start, end):
+            message = messages[index]
+            shape = shapes.get((roles[index - 1], roles[index]))
+            content = message.get("content")
+            if shape is None or len(message) != 2 or type(content) is not str:
+                return None
+            if any(word in content for word in words):
+                return None
+            texts.append(shape.text(content))
+        return "".join(texts)
 
     def _check(self, messages: Sequence[Any]) -> None:
         """Refuse messages with words that change how others are rendered."""
@@ -247,7 +318,9 @@ class Route:
         table, phase = self._table, self._phase
         if stop - first > 1:
             table.put(phase ^ before ^ _JUMP, Known(_NONE, None, 0, parts=stop - first))
-        if sensitive and self._last_user >= end:
+        if sensitive and self._last_user < end:
+            self._fluid = True
+        elif sensitive:
             if table.get(_key(before, mark, phase)) is None:
                 table.put(_key(before, mark, phase), Known(_NONE, None, 0, sensitive=True))
             phase = self._phase = _closed(phase, mark)
@@ -281,38 +354,37 @@ def _base(chat: Conversation, key: bytes, chained: Chained) -> int:
 
 def _marks(messages: Sequence[Any], mark: int) -> list[int]:
     """Return the digest of everything up to and with each message."""
-    marks = []
+    marks: list[int] = []
+    append = marks.append
     roles = _ROLES
     for message in messages:
         content = message.get("content")
         if len(message) == 2 and type(content) is str:
             mark = _hashed(content.encode(), mark ^ roles[message["role"]])
         else:
-            try:
-                mark = _hashed(orjson.dumps(message), mark ^ _OTHER)
-            except TypeError:
-                raise Unrenderable("a message nested too deeply") from None
-        marks.append(mark)
+            mark = _hashed(_dumped(message), mark ^ _OTHER)
+        append(mark)
     return marks
+
+
+def _dumped(message: object) -> bytes:
+    try:
+        return orjson.dumps(message)
+    except TypeError:
+        raise Unrenderable("a message nested too deeply") from None
 
 
 def _roles(messages: Sequence[Any], *, developer: bool) -> list[str]:
     """Return the messages' roles; system prompts only lead, and nothing has a role of its own."""
-    roles = []
-    allowed = _LEADING | _FOLLOWING
-    for message in messages:
-        role = message.get("role") if isinstance(message, dict) else None
-        if role not in allowed:
+    try:
+        roles: list[str] = [message["role"] for message in messages]
+        first = 1 if roles[0] in _LEADING else 0
+        if roles[0] == "developer" and not developer:
+            roles[0] = "system"
+        if roles[first] != "user" or not _FOLLOWING.issuperset(roles[first:]):
             raise Unrenderable("a role that is rendered by its place")
-        if role in _LEADING:
-            if role == "developer" and not developer:
-                role = "system"
-        else:
-            allowed = _FOLLOWING
-        roles.append(role)
-    first = next((role for role in roles if role not in _LEADING), None)
-    if roles[1:2] == ["system"] or first != "user":
-        raise Unrenderable("several system prompts, or a conversation that no question opens")
+    except (TypeError, LookupError):
+        raise Unrenderable("a message without role, or a system prompt alone") from None
     return roles
 
 

@@ -12,7 +12,7 @@ message follows it: templates drop the reasoning of earlier turns.
 
 from collections.abc import Callable, Sequence
 from itertools import product
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gateway.prompt.messages import Unrenderable, shown
 
@@ -102,6 +102,17 @@ def tail_name(following: str | None, *, closed: bool) -> str:
     return f"{following} closed" if closed else following
 
 
+class Shape(NamedTuple):
+    """A part that is always an opening and the message's text, stripped or as it is."""
+
+    opening: str
+    strips: bool
+
+    def text(self, content: str) -> str:
+        """Return the part of a message with this content."""
+        return self.opening + (content.strip() if self.strips else content)
+
+
 class Frame:
     """A template under one set of options. `cuts` has each possible kind's opening text."""
 
@@ -122,6 +133,8 @@ class Frame:
         """The kinds of cuts that may be used."""
         self.calls = True
         """Whether they may be used where functions are called."""
+        self.shapes: dict[Kind, Shape] = {}
+        """How a message of nothing but text is rendered where it needs no rendering."""
         self.sensitive = True
         """Whether plain messages are rendered differently once another user message follows."""
 

@@ -11,7 +11,7 @@ import random
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from itertools import pairwise, product
+from itertools import compress, product
 from typing import Any, Final
 
 import orjson
@@ -23,6 +23,7 @@ from gateway.prompt.frames import (
     Frame,
     Kind,
     Run,
+    Shape,
     Tools,
     assistant,
     calling,
@@ -43,6 +44,10 @@ _CLOCK: Final = tuple("%" + letter for letter in "HIMSpfcXTRsrDZz")
 """Formats that change within a day."""
 
 _WORDS: Final = ("alpha", "beta ", " gamma", "\n", "{x}", "<b>", "é", "日本", "  ", "1.", "`", "##")
+_PLAIN_TEXTS: Final = (
+    *("A", " a ", "\n\nb\n\n", "\tc\r\n", "{{ d }} {% e %} {# f #}", "<g>&amp;\"'</g>", "é日本🙂"),
+    *("", "\\n", "\u00a0h\u2003", "1. i\n\n```\nj\n```\n", "</s> <|k|> [L]", "m" * 300),
+)
 _MIN_TRIGGER: Final = 2
 _MAX_TRIGGERS: Final = 24
 _MAX_PAIRED: Final = 4
@@ -64,6 +69,8 @@ class Separation:
         self._made_on = _today() if template.tells_time else ""
         self.unsafe: frozenset[str] = frozenset()
         """Words that change, in content, how other messages are rendered."""
+        self.looked_for: frozenset[str] = frozenset()
+        """Every word that the template looks for in texts."""
         self.words: frozenset[str] = frozenset()
         """Words of an answer for which it depends on the phase (see `frames`)."""
         self._keys = {tools: self._variables(tools=tools) for tools in (False, True)}
@@ -135,6 +142,7 @@ class Separation:
         """Try in content every word that the template's source looks for."""
         unsafe, sensitive = set(self.unsafe), set(self.words)
         looked_for, starts, ends = triggers(one.tree)
+        self.looked_for |= {word.strip() for word in looked_for}
         pairs = [(word, "") for word in sorted(looked_for)[:_MAX_TRIGGERS]]
         pairs += product(sorted(starts)[:_MAX_PAIRED], sorted(ends)[:_MAX_PAIRED])
         for first, last in pairs:
@@ -174,11 +182,31 @@ class _Proof:
         if not kinds or not self._ends_alike(kinds):
             return
         frame.proven = kinds
+        found = {kind: self._shape(kind) for kind in kinds}
+        frame.shapes = {kind: shape for kind, shape in found.items() if shape is not None}
         frame.sensitive = (
             self.changes(assistant("An answer."))
             or self.changes(user("A question."))
             or self.changes(calling("f", text="text"), tool("result"))
         )
+
+    def _shape(self, kind: Kind) -> Shape | None:
+        """Return how this kind's messages of plain text are always rendered, if there is a way."""
+        before, role = kind
+        opening = self.frame.cuts[kind]
+        shapes = [Shape(opening, strips=False), Shape(opening, strips=True)]
+        ways: list[tuple[str | None, bool]] = [("assistant", False), ("assistant", True)]
+        if role == "assistant":
+            ways = [("user", True)]
+        for text in _PLAIN_TEXTS:
+            seen = self._shown([{"role": role, "content": text}])
+            for following, closed in ways:
+                try:
+                    part = self.frame.part(seen, before, following, closed=closed)
+                except Unrenderable:
+                    return None
+                shapes = [shape for shape in shapes if shape.text(text) == part]
+        return shapes[0] if shapes else None
 
     def _kinds(self, tried: Sequence[list[dict[str, Any]]]) -> frozenset[Kind]:
         """Return the cuts at which the whole is always the sum of its parts."""
@@ -306,7 +334,8 @@ def _without_calls(tried: Sequence[list[dict[str, Any]]]) -> list[list[dict[str,
 
 def cuts(roles: Sequence[str], kinds: frozenset[Kind]) -> list[int]:
     """Return where a conversation of these roles is cut."""
-    return [index for index, pair in enumerate(pairwise(roles), start=1) if pair in kinds]
+    found = map(kinds.__contains__, zip(roles, roles[1:], strict=False))  # noqa: RUF007 - twice as fast
+    return list(compress(range(1, len(roles)), found))
 
 
 def conversations(count: int, *, tools: bool) -> list[list[dict[str, Any]]]:

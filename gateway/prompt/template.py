@@ -8,13 +8,16 @@ guess: a prompt that differs from the engine's by one token has no exact prefix.
 import json  # noqa: TID251 - `tojson` must write Python's separators, as transformers does
 from collections.abc import Mapping
 from datetime import datetime
+from types import BuiltinMethodType
 from typing import Any, Final
 
 import jinja2
 from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from gateway.prompt.chat import Conversation
 from gateway.prompt.content_format import reads_parts
@@ -25,6 +28,12 @@ __all__ = ["ChatTemplate", "Unrenderable"]
 _OPEN_MARK: Final = "CONTINUE_FINAL_MESSAGE_TAG "
 _SYSTEM_TWICE: Final = [{"role": role, "content": "t"} for role in ("system", "user") * 2]
 _DICT_NAMES: Final = frozenset(dir(dict))
+_STRING_METHODS: Final = frozenset(
+    {
+        *("startswith", "endswith", "split", "rsplit", "strip", "lstrip", "rstrip", "replace"),
+        *("lower", "upper", "title", "find", "rfind", "splitlines", "join", "count", "capitalize"),
+    }
+)
 _EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
 
 
@@ -45,13 +54,35 @@ class _Generation(Extension):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox; its dearest step is shorter: reading a message's field."""
+    """The sandbox, with its dearest steps shortened where its answer is known beforehand."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Return a field of an object, or its attribute: as the sandbox does, by its rules."""
-        if type(obj) is dict and attribute in obj and attribute not in _DICT_NAMES:
-            return obj[attribute]  # where the sandbox gets to after a failed look for an attribute
+        kind = type(obj)
+        if kind is dict:
+            if attribute in obj and attribute not in _DICT_NAMES:
+                return obj[attribute]  # where the sandbox gets to after looking for an attribute
+        elif kind is str:
+            if attribute in _STRING_METHODS:
+                return getattr(obj, attribute)
+        elif (kind is Namespace or kind is LoopContext) and attribute[0] != "_":
+            try:
+                return getattr(obj, attribute)
+            except AttributeError:
+                pass
         return super().getattr(obj, attribute)
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Call it if it is safe: methods of strings, bar `format`, are."""
+        if (
+            type(obj) is BuiltinMethodType
+            and type(obj.__self__) is str
+            and obj.__name__ in _STRING_METHODS
+        ):
+            kwargs.pop("_loop_vars", None)  # jinja2's own, which its context takes off
+            kwargs.pop("_block_vars", None)
+            return obj(*args, **kwargs)
+        return super().call(context, obj, *args, **kwargs)
 
 
 class ChatTemplate:

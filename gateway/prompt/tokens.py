@@ -130,6 +130,10 @@ class TokenPrompter:
         if self._conversations is not None:
             self._conversations.max_bytes = max_bytes
 
+    def render_whole(self) -> None:
+        """Give the short way up: every chat is rendered and encoded as a whole from now on."""
+        self._conversations = None
+
     def chain(self, request: ParsedRequest, *, isolation: str = "", cls: str = "") -> Chain:
         """Return the exact chain, or the fallback's where the prompt cannot be rendered."""
         chain = self._begin(request, isolation, cls, None)
@@ -252,7 +256,7 @@ class TokenPrompter:
         whole = self._exact(self._encoder.encode(self._template.render(chat)), chained)
         if whole != chain:
             _log.error("the chat template is not what was proven: prompts are rendered whole now")
-            self._conversations = None
+            self.render_whole()
 
     def _exact(self, ids: "array[int]", chained: Chained) -> Chain:
         return Chain(

@@ -92,7 +92,9 @@ def render(answer: dict[str, Any]) -> str:
     rows += [_row(backend, answer["winner"]) for backend in answer["backends"]]
     told = any(backend.get("index") == "exact" for backend in answer["backends"])
     note = ["", f"{_TOLD} as the engine's KV events tell"] if told else []
-    return "\n".join(lines + _aligned(rows) + note)
+    why = [("  " + b["name"], b["why_hit"]) for b in answer["backends"] if b.get("why_hit")]
+    believed = ["", *_aligned([("prefix on", "believed because"), *why])] if why else []
+    return "\n".join(lines + _aligned(rows) + note + believed)
 
 
 def _body(name: str) -> bytes:

@@ -25,6 +25,7 @@ class Chooser:
         self.rows: Sequence[Account] = []
         self.reason = explain.NOBODY
         self.known: int | None = None  # last block of the longest prefix any backend holds
+        self.where = (0, 0)  # its depth, and who holds it
         self._fleet = fleet
         self._rng = rng
         self._demand = Demand()
@@ -75,6 +76,7 @@ class Chooser:
             return winner
         depth, mask = held[-1]
         self.known = known = chain.hashes[depth - 1]
+        self.where = held[-1]
         if (
             policy.invest
             and pool.hot.deserves_more(known, mask.bit_count(), len(pool.rows))

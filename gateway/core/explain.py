@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from operator import attrgetter
 
+from gateway.core.belief import trust
 from gateway.core.ledger import Account
 from gateway.core.policies import Policy
 from gateway.core.types import BackendScore, Explanation, Query, Ticket, TrailRow
@@ -14,6 +15,7 @@ from gateway.core.types import BackendScore, Explanation, Query, Ticket, TrailRo
 # Request ids whose decision can still be looked up.
 REMEMBERED = 1000
 _TRAIL_ROWS = 32
+_NOTABLE = 0.01
 
 _by_cost = attrgetter("cost")
 
@@ -102,6 +104,24 @@ def left_out(row: Account, now: float) -> BackendScore:
         cost_s=None,
         terms={},
     )
+
+
+def why_hit(row: Account, query: Query, blocks: int, now: float, *, exact: bool) -> str:
+    """Say what is believed of a backend's cache for this prompt, and why.
+
+    `blocks` = what its index holds; the row's prefix figures must be filled in.
+    """
+    count = len(query.chain.hashes)
+    if exact:
+        return f"the engine says it holds {row.depth} of {count} blocks"
+    parts = [f"{row.depth} of {count} blocks indexed"]
+    trusted = trust(row, now)
+    if row.depth and trusted < 1.0:
+        parts.append(f"trusted to {trusted:.0%}")
+    parts.append(f"index holds {blocks} of {row.index_capacity_blocks} blocks")
+    if abs(row.index_share - 1.0) >= _NOTABLE:
+        parts.append(f"sized to {row.index_share:.0%} of the engine's cache by its reports")
+    return "; ".join(parts)
 
 
 def explanation(

@@ -8,6 +8,8 @@ Must never hold more than a bounded number of hashes, or a byte of any prompt.
 """
 
 from collections.abc import Sequence
+from heapq import nlargest
+from operator import itemgetter
 
 from gateway.core.ledger import Account
 
@@ -20,24 +22,35 @@ _PRIOR = 4.0
 class HotPrefixes:
     """How often each known prefix was asked for of late."""
 
-    __slots__ = ("counts", "total")
+    __slots__ = ("counts", "total", "where")
 
     def __init__(self) -> None:
         self.counts: dict[int, float] = {}
+        self.where: dict[int, tuple[int, int]] = {}  # depth and homes, as last found
         self.total = 0.0
 
     def __len__(self) -> int:
         return len(self.counts)
 
-    def note(self, key: int | None) -> None:
-        """Count a request whose longest known prefix ends in the block `key`; None = it had none."""
+    def note(self, key: int | None, where: tuple[int, int] = (0, 0)) -> None:
+        """Count a request whose longest known prefix ends in the block `key`; None = it had none.
+
+        `where` = (how many blocks it has, which backends hold it).
+        """
         self.total += 1.0
         if key is not None:
             counts = self.counts
             counts[key] = counts[key] + 1.0 if key in counts else 1.0
+            self.where[key] = where
         if self.total >= _HALVE_AT:
             self.total /= 2
             self.counts = {k: n / 2 for k, n in self.counts.items() if n >= 2}
+            self.where = {key: self.where[key] for key in self.counts}
+
+    def hottest(self, most: int) -> list[tuple[int, float]]:
+        """Return the prefixes asked for most, each with its share of recent requests."""
+        top = nlargest(most, self.counts.items(), key=itemgetter(1))
+        return [(key, seen / self.total) for key, seen in top]
 
     def homes_deserved(self, key: int, backends: int) -> float:
         """Return how many of `backends` the prefix's share of the traffic fills."""

@@ -1,5 +1,6 @@
 """Live figures of backends and classes, copied out for `/status` and the metrics. Reads only."""
 
+from gateway.core.belief import trust
 from gateway.core.breaker import State
 from gateway.core.bucket import Bucket
 from gateway.core.ledger import Account
@@ -30,6 +31,10 @@ def backend_status(
         hit_tokens_predicted=row.hit_tokens_predicted,
         hit_tokens_reported=row.hit_tokens_reported,
         kv_events=kv_events,
+        index_capacity_blocks=row.index_capacity_blocks,
+        index_capacity_ratio=row.index_share,
+        prefix_trust_ratio=trust(row, now),
+        prefix_error_ratio=row.belief.error_ratio,
     )
 
 

@@ -232,7 +232,8 @@ class BackendScore:
     """One backend's row in an explanation.
 
     `index` says where the hit comes from: "exact", what the engine tells it holds, or
-    "approximate", what was sent to it; None = no longer known.
+    "approximate", what was sent to it; None = no longer known. `indexed_tokens` is the hit before
+    any distrust, `depth_blocks` its blocks, `why_hit` in words why it is believed to be that long.
     """
 
     name: str
@@ -245,6 +246,24 @@ class BackendScore:
     cost_s: float | None
     terms: dict[str, float]
     index: str | None = None
+    depth_blocks: int = 0
+    indexed_tokens: int = 0
+    why_hit: str | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class HotPrefix:
+    """A prefix that many recent requests share: `prefix` is the hash of its last block, in hex.
+
+    `depth_blocks` and `homes`, the backends believed to hold it, are as the last such request
+    found them; `request_ratio` is its share of the model's recent requests.
+    """
+
+    model: str
+    prefix: str
+    depth_blocks: int
+    request_ratio: float
+    homes: tuple[str, ...]
 
 
 @dataclass(slots=True, frozen=True)
@@ -281,7 +300,12 @@ class EventStatus:
 
 @dataclass(slots=True, frozen=True)
 class BackendStatus:
-    """A backend's live figures for `/status` and the metrics (contract, section 8)."""
+    """A backend's live figures for `/status` and the metrics (contract, section 8).
+
+    `index_capacity_blocks` is what its index may hold, `index_capacity_ratio` that as a share of the
+    cache the engine claims, learnt; `prefix_trust_ratio` scales indexed hits, and
+    `prefix_error_ratio` is how far recent predictions were off in sum (None = no hits yet).
+    """
 
     name: str
     up: bool
@@ -299,6 +323,10 @@ class BackendStatus:
     hit_tokens_predicted: int
     hit_tokens_reported: int
     kv_events: EventStatus = EventStatus()
+    index_capacity_blocks: int = 0
+    index_capacity_ratio: float = 1.0
+    prefix_trust_ratio: float = 1.0
+    prefix_error_ratio: float | None = None
 
 
 @dataclass(slots=True, frozen=True)

@@ -7,6 +7,7 @@ change a book, count anything or move the random state; a decision shown to it i
 from collections.abc import Sequence
 from dataclasses import replace
 from math import gcd
+from operator import attrgetter
 from random import Random
 
 from gateway.core import explain, status
@@ -21,8 +22,17 @@ from gateway.core.policies import POLICIES, policy_named
 from gateway.core.pool import JITTER_S
 from gateway.core.settings import CoreSettings, ModelSpec
 from gateway.core.shadow import Shadow, Tally
-from gateway.core.types import BackendStatus, ClassStatus, Explanation, Query, Ticket
+from gateway.core.types import (
+    BackendScore,
+    BackendStatus,
+    ClassStatus,
+    Explanation,
+    HotPrefix,
+    Query,
+    Ticket,
+)
 
+_HOTTEST = 20  # prefixes shown
 _LEAST_BLOCK = 8  # tokens: smaller blocks cost more to index than they tell
 
 
@@ -128,6 +138,18 @@ class Views:
             for b in self._classes.all()
         ]
 
+    def hot_prefixes(self, backend: str | None = None) -> list[HotPrefix]:
+        """Return the prefixes asked for most of each model, a few; of one backend's homes only."""
+        found = []
+        for name, pool in self._fleet.pools.items():
+            for key, ratio in pool.hot.hottest(_HOTTEST):
+                depth, mask = pool.hot.where[key]
+                homes = tuple(row.name for row in pool.rows if row.bit & mask)
+                if backend is None or backend in homes:
+                    found.append(HotPrefix(name, f"{key:016x}", depth, ratio, homes))
+        found.sort(key=attrgetter("request_ratio"), reverse=True)
+        return found[:_HOTTEST]
+
     @property
     def index_bytes(self) -> int:
         """Estimated memory of the prefix index, and of what engines told of theirs."""
@@ -164,13 +186,24 @@ class Views:
             chooser.used.name,
             None if winner is None else winner.name,
             chooser.reason,
-            [replace(table[row.name], index=self._index_of(row, query)) for row in pool.rows],
+            [self._with_belief(table[row.name], row, query, now) for row in pool.rows],
         )
 
-    def _index_of(self, row: Account, query: Query) -> str:
-        """Say what a backend's hit was looked up in."""
-        exact = self._fleet.exactness.is_exact(row, query.model, query.chain)
-        return "exact" if exact else "approximate"
+    def _with_belief(
+        self, score: BackendScore, row: Account, query: Query, now: float
+    ) -> BackendScore:
+        """Add what a backend's hit was looked up in, and why it is believed."""
+        if not query.prefills:
+            return score
+        fleet = self._fleet
+        exact = fleet.exactness.is_exact(row, query.model, query.chain)
+        return replace(
+            score,
+            index="exact" if exact else "approximate",
+            depth_blocks=row.depth,
+            indexed_tokens=query.chain.hit_tokens(row.depth),
+            why_hit=explain.why_hit(row, query, fleet.trie.blocks(row.slot), now, exact=exact),
+        )
 
     def _cast_shadow(self, settings: CoreSettings) -> None:
         """Have live requests decided with a shadow or without, as the settings say."""

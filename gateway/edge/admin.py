@@ -20,7 +20,7 @@ from aiohttp.typedefs import Middleware
 from gateway.core.request import RequestFault, check_weight
 from gateway.core.settings import ModelSpec
 from gateway.core.shadow import Tally
-from gateway.core.types import BackendStatus, ClassStatus, Explanation
+from gateway.core.types import BackendStatus, ClassStatus, Explanation, HotPrefix
 from gateway.errors import (
     BodyTooLarge,
     GatewayError,
@@ -64,6 +64,9 @@ class Books(Protocol):
     @property
     def index_nodes(self) -> int:
         """Return the nodes of the prefix index."""
+
+    def hot_prefixes(self, backend: str | None = None) -> Iterable[HotPrefix]:
+        """Return the prefixes asked for most, as hashes; with a name, those it holds."""
 
     def backends(self, now: float) -> Iterable[BackendStatus]:
         """Return every configured backend's figures."""
@@ -176,9 +179,14 @@ class _Routes:
         rows = [
             {
                 "name": backend.name,
+                "mode": "exact" if backend.kv_events.mode == "exact" else "approximate",
                 "index_blocks": backend.index_blocks,
+                "index_capacity_blocks": backend.index_capacity_blocks,
+                "index_capacity_ratio": backend.index_capacity_ratio,
+                "trust_ratio": backend.prefix_trust_ratio,
                 "hit_tokens_predicted": backend.hit_tokens_predicted,
                 "hit_tokens_reported": backend.hit_tokens_reported,
+                "error_ratio": backend.prefix_error_ratio,
             }
             for backend in dispatcher.backends(self._context.clock())
             if wanted in (None, backend.name)
@@ -186,7 +194,8 @@ class _Routes:
         if wanted is not None and not rows:
             raise NotFound("no such backend", param="backend")
         size = {"index_bytes": dispatcher.index_bytes, "index_nodes": dispatcher.index_nodes}
-        return _json({**size, "backends": rows})
+        hot = [asdict(prefix) for prefix in dispatcher.hot_prefixes(wanted)]
+        return _json({**size, "backends": rows, "hot_prefixes": hot})
 
     async def explain(self, request: web.Request) -> web.Response:
         body = await request.read()

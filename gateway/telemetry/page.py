@@ -61,6 +61,21 @@ _BACKEND_GAUGES: tuple[tuple[str, str, Callable[[BackendStatus], float]], ...] =
         lambda b: b.prefill_tokens_per_s,
     ),
     ("gateway_index_blocks", "Prompt blocks believed resident.", lambda b: b.index_blocks),
+    (
+        "gateway_index_capacity_blocks",
+        "Prompt blocks its cache is believed to have room for.",
+        lambda b: b.index_capacity_blocks,
+    ),
+    (
+        "gateway_backend_prefix_trust_ratio",
+        "Share of an indexed hit that is believed, 0..1.",
+        lambda b: b.prefix_trust_ratio,
+    ),
+    (
+        "gateway_backend_prefix_error_ratio",
+        "How far recent predicted hits were off in sum, 0..1; NaN before the first hit.",
+        lambda b: nan if b.prefix_error_ratio is None else b.prefix_error_ratio,
+    ),
 )
 
 _FOLLOWED_GAUGES: tuple[tuple[str, str, Callable[[EventStatus], float]], ...] = (

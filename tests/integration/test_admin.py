@@ -233,6 +233,9 @@ async def test_explanation_has_the_contracts_keys_and_changes_nothing(
             "cost_s",
             "terms",
             "index",
+            "depth_blocks",
+            "indexed_tokens",
+            "why_hit",
         } == backend.keys()
     assert rig.asked == [(b'{"model":"m","messages":[]}', "/v1/chat/completions")]
     assert [rig.dispatcher.backends(101.0), rig.dispatcher.classes(101.0)] == before
@@ -284,6 +287,15 @@ async def test_index_is_shown_per_backend(rig: Rig, client: Client) -> None:
     both = await (await client.get("/trie")).json()
     assert both["index_bytes"] > 0
     assert {b["name"]: b["index_blocks"] for b in both["backends"]}[rig.ticket.backend] == 3
+    shown = both["backends"][0]
+    assert (shown["mode"], shown["trust_ratio"], shown["index_capacity_ratio"]) == (
+        "approximate",
+        1.0,
+        1.0,
+    )
+    assert shown["index_capacity_blocks"] > 0
+    assert shown["error_ratio"] is None
+    assert both["hot_prefixes"] == []
 
     one = await (await client.get("/trie", params={"backend": "b"})).json()
     assert [b["name"] for b in one["backends"]] == ["b"]

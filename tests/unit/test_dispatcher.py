@@ -446,3 +446,55 @@ def test_backends_can_be_listed_by_model() -> None:
     assert [b.name for b in core.backends(0.0)] == ["b0", "b1", "b2"]
     assert [b.name for b in core.backends(0.0, "m")] == ["b2", "b0"]
     assert core.backends(0.0, "x") == []
+
+
+def test_an_explanation_says_why_each_hit_is_believed() -> None:
+    core = dispatcher(2)
+    home = serve(core, PROMPT, 0.0)
+    rows = {row.name: row for row in core.explain(PROMPT, 1.0).backends}
+    held = rows.pop(home.backend)
+    assert held.index == "approximate"
+    assert (held.depth_blocks, held.indexed_tokens) == (len(PROMPT.chain.hashes), 7040)
+    assert held.why_hit is not None
+    assert held.why_hit.startswith("110 of 110 blocks indexed")
+    (other,) = rows.values()
+    assert (other.depth_blocks, other.indexed_tokens) == (0, 0)
+    assert other.why_hit is not None
+    assert other.why_hit.startswith("0 of 110 blocks indexed")
+
+
+def test_the_hottest_prefixes_are_shown_as_hashes_with_their_homes() -> None:
+    core = dispatcher(3)
+    for turn in range(6):
+        serve(core, PROMPT, float(turn))
+    serve(core, query(("other", 640)), 7.0)
+    (hot,) = core.hot_prefixes()
+    assert hot.model == "m"
+    assert hot.prefix == f"{PROMPT.chain.hashes[-1]:016x}"
+    assert hot.depth_blocks == len(PROMPT.chain.hashes)
+    assert hot.request_ratio == pytest.approx(5 / 7)
+    assert hot.homes
+    assert core.hot_prefixes(hot.homes[0]) == [hot]
+    assert core.hot_prefixes("nobody") == []
+
+
+def test_no_more_than_twenty_prefixes_are_shown() -> None:
+    core = dispatcher(3)
+    for number in range(60):
+        for turn in range(2):
+            serve(core, query((f"p{number}", 640)), number + turn / 2)
+    assert len(core.hot_prefixes()) == 20
+
+
+def test_a_backends_status_shows_what_is_believed_of_its_cache() -> None:
+    core = dispatcher(1)
+    for turn in range(3):
+        ticket = admit(core, PROMPT, float(turn))
+        core.first_token(ticket, turn + 0.1)
+        hit = 7040 if turn else 0
+        core.finish(ticket, done(usage=Usage(7050, 9, hit), at=turn + 0.2), turn + 0.2)
+    (shown,) = core.backends(5.0)
+    assert shown.index_capacity_blocks == pytest.approx(420_000 / 64, rel=0.2)
+    assert (shown.index_capacity_ratio, shown.prefix_trust_ratio) == (1.0, 1.0)
+    assert shown.prefix_error_ratio == 0.0
+    assert (shown.hit_tokens_predicted, shown.hit_tokens_reported) == (14_080, 14_080)

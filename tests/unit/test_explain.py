@@ -7,6 +7,7 @@ from gateway.core.explain import (
     Memory,
     reason_for,
     trail_of,
+    why_hit,
     why_not,
 )
 from gateway.core.policies import policy_named
@@ -109,3 +110,16 @@ def test_each_way_to_be_left_out_has_its_words() -> None:
     assert why_not(row, 0.0) == "draining"
     row.up = False
     assert why_not(row, 0.0) == "down"
+
+
+def test_the_reason_of_a_hit_names_depth_trust_and_size() -> None:
+    row = account()
+    row.depth, row.index_capacity_blocks = 30, 1000
+    wanted = query(("p", 6400))
+    told = why_hit(row, wanted, 900, 5.0, exact=False)
+    assert told == "30 of 100 blocks indexed; index holds 900 of 1000 blocks"
+    row.trust, row.trust_at, row.index_share = 0.5, 5.0, 1.5
+    told = why_hit(row, wanted, 900, 5.0, exact=False)
+    assert "trusted to 50%" in told
+    assert "sized to 150% of the engine's cache" in told
+    assert why_hit(row, wanted, 900, 5.0, exact=True) == "the engine says it holds 30 of 100 blocks"

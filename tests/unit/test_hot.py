@@ -70,3 +70,14 @@ def test_an_ordinary_conversation_gets_no_further_home_however_busy_it_is() -> N
         hot.note(key % 40)
     assert not hot.deserves_more(5, 1, 4)
     assert not hot.deserves_more(99, 1, 4)
+
+
+def test_what_was_found_of_a_prefix_is_kept_as_long_as_its_count() -> None:
+    hot = HotPrefixes()
+    for _ in range(600):
+        hot.note(7, (3, 0b101))
+    hot.note(8, (4, 0b1))
+    for _ in range(423):
+        hot.note(None)
+    assert hot.where == {7: (3, 0b101)}
+    assert [key for key, _ in hot.hottest(5)] == [7]

@@ -52,6 +52,7 @@ bench-core: $(STAMP) ## what a prompt's chain and a decision cost on this machin
 
 bench-index: $(STAMP) ## the prefix index at 1 and 10 million blocks: cost, memory, longest stall, beside their budgets
 	$(BIN)/python -m loadtest.bench_index $(BENCH_ARGS)
+	$(BIN)/python -m loadtest.bench_events
 
 bench-tokens: $(STAMP) ## how fast each tokenizer library encodes here, and whether its ids are exact
 	$(BIN)/python -m loadtest.bench_tokens $(TOKENS_ARGS)

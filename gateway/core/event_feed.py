@@ -10,15 +10,18 @@ it is the same process, whose numbers go on.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from gateway.core.exact import Holdings
-from gateway.core.kv_events import Cleared, Decoder, Event, Malformed, Stored
+from gateway.core.kv_events import Cleared, Decoder, Event, Malformed, Removed, Stored
 
 HELD_BATCHES: Final = 20_000  # live batches kept during a replay: twice vLLM's own replay buffer
 HELD_BYTES: Final = 64 * 1024 * 1024
 _SWEEP_BLOCKS: Final = 2000  # about 0.2 ms
+_STEP_BLOCKS: Final = (
+    64  # some 0.2 ms; an event is never split, and has up to one engine step's blocks
+)
 
 
 class Feed:
@@ -31,7 +34,7 @@ class Feed:
     an earlier request must not enter. `capacity_blocks` is the engine's cache in its own blocks;
     None = unknown.
 
-    Counters: `events`, `gaps` in the numbering, `losses` that no replay could fill (all is
+    Counters: `events` read, `gaps` in the numbering, `losses` that no replay could fill (all is
     forgotten), `restarts` of the engine, `malformed` batches, `unread` events of unknown kinds.
     """
 
@@ -165,9 +168,12 @@ class Feed:
 
     def step(self) -> bool:
         """Do a little of the work that waits, about 1 ms at most; False = there is none."""
-        event = next(self._open, None)
-        if event is not None:
-            self._apply(event)
+        left = _STEP_BLOCKS
+        for event in self._open:
+            left -= self._apply(event)
+            if left <= 0:
+                return True
+        if left < _STEP_BLOCKS:
             return True
         if self._ready:
             payload = self._ready.popleft()
@@ -263,15 +269,19 @@ class Feed:
             self._judge()
             return
         self.unread += batch.unknown
-        self._open = iter(batch.events)
+        self.events += len(batch.events)
+        self._open = iter(_folded(batch.events))
 
-    def _apply(self, event: Event) -> None:
+    def _apply(self, event: Event) -> int:
+        """Apply one event; return how many blocks it was about, at least 1."""
         holdings = self.holdings
         unknown = holdings.unknown + holdings.broken
         holdings.apply(event)
-        self.events += 1
         if isinstance(event, Cleared):
             self._on_empty()
+            blocks = 1
+        else:
+            blocks = len(event.block_hashes) or 1
         if not self._complete:
             self._count_calm(event, calm=holdings.unknown + holdings.broken == unknown)
         if holdings.full:
@@ -279,6 +289,7 @@ class Feed:
         if len(holdings.adapters) != self._adapters:
             self._adapters = len(holdings.adapters)
             self._on_change()
+        return blocks
 
     def _count_calm(self, event: Event, *, calm: bool) -> None:
         """Notice when nothing can be left that was stored before our first batch.
@@ -308,3 +319,47 @@ class Feed:
         if exact != self.exact:
             self.exact = exact
             self._on_change()
+
+
+def _folded(events: Sequence[Event]) -> Sequence[Event]:
+    """Return the events with those that go on one another as one; takes over their lists.
+
+    vLLM tells every eviction by itself, SGLang every stored block too. None gets longer than a step
+    should be.
+    """
+    folded: list[Event] = []
+    last: Event | None = None
+    for event in events:
+        if last is not None and _goes_on(last, event):
+            last.block_hashes += event.block_hashes  # type: ignore[union-attr]
+            if isinstance(last, Stored):
+                last.token_ids += event.token_ids  # type: ignore[union-attr]
+            continue
+        folded.append(event)
+        last = event
+    return folded
+
+
+def _goes_on(last: Event, event: Event) -> bool:
+    """Return whether two events in a row say the same as one with both their lists."""
+    if isinstance(event, Removed):
+        return (
+            isinstance(last, Removed)
+            and last.medium == event.medium
+            and last.group_idx == event.group_idx
+            and len(last.block_hashes) < _STEP_BLOCKS
+        )
+    return (
+        isinstance(event, Stored)
+        and isinstance(last, Stored)
+        and event.parent_block_hash is not None
+        and bool(last.block_hashes)
+        and event.parent_block_hash == last.block_hashes[-1]
+        and len(last.token_ids) == len(last.block_hashes) * last.block_size
+        and last.block_size == event.block_size
+        and last.medium == event.medium
+        and last.group_idx == event.group_idx
+        and (last.lora_name, last.lora_id) == (event.lora_name, event.lora_id)
+        and not any(event.extra_keys or ())
+        and len(last.block_hashes) < _STEP_BLOCKS
+    )

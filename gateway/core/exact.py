@@ -17,7 +17,7 @@ from gateway.core.kv_events import Cleared, EngineHash, Event, Removed, Stored
 MAX_BLOCKS: Final = 1 << 21  # of one engine: 33 M tokens in blocks of 16
 MAX_MEDIA: Final = 8
 MAX_ADAPTERS: Final = 256
-_GPU: Final = "GPU"
+_GPU_NAMES: Final = (None, "GPU")
 # Groups of hybrid models whose blocks alone prove no prefix: windows, states, other inputs.
 _PARTIAL_KINDS: Final = ("sliding", "mamba", "chunked", "cross", "encoder", "sink")
 
@@ -80,7 +80,8 @@ class Holdings:
     def apply(self, event: Event) -> None:
         """Take in one event, in the order the engine sent them."""
         if isinstance(event, Stored):
-            self._store(event)
+            if len(event.block_hashes) != 1 or not self._store_next(event):
+                self._store(event)
         elif isinstance(event, Removed):
             if event.group_idx is None or self._group in (None, event.group_idx):
                 self._remove(event)
@@ -103,6 +104,37 @@ class Holdings:
     def close(self) -> None:
         """Leave the index for good."""
         self._index.bury(self.slot, [m.table for m in (self._gpu, *self._others.values())])
+
+    def _store_next(self, event: Stored) -> bool:
+        """Take in one plain block after one that is held, if it is that; False = it may be anything.
+
+        What decoding sequences tell all the time: a third of the price of `_store`.
+        """
+        table = self._gpu.table
+        link = table.get(event.parent_block_hash)  # type: ignore[arg-type] # None is no key
+        ids, size, keys = event.token_ids, self._block_tokens, event.extra_keys
+        (engine,) = event.block_hashes
+        if (
+            not isinstance(link, int)
+            or event.block_size != size
+            or len(ids) != size
+            or event.group_idx != self._group
+            or event.medium not in _GPU_NAMES
+            or (keys and keys[0])
+            or engine in table
+            or self.full
+            or len(table) >= self._max_blocks
+            or self._others
+        ):
+            return False
+        try:
+            owns = chain_tokens(array("I", ids), link, size)
+        except OverflowError:
+            return False
+        self.stored += 1
+        table[engine] = owns[0]
+        self._index.extend(self._lane, owns)
+        return True
 
     # -- stored -----------------------------------------------------------------------------
 
@@ -146,7 +178,7 @@ class Holdings:
 
     def _medium(self, name: str | None) -> _Medium | None:
         """Return the medium's blocks; None for one too many."""
-        if name is None or name == _GPU:
+        if name in _GPU_NAMES:
             return self._gpu
         medium = self._others.get(name)
         if medium is None and len(self._others) < MAX_MEDIA:
@@ -236,6 +268,7 @@ class Holdings:
             return
         self.removed += len(event.block_hashes)
         table, copies = medium.table, medium.copies
+        others = self._others
         gone: list[int] = []
         for engine in event.block_hashes:
             if copies and engine in copies:
@@ -248,8 +281,10 @@ class Holdings:
             meaning: Any = table.pop(engine, _UNKNOWN)
             if meaning is _UNKNOWN:
                 self.unknown += 1
-            elif meaning is None or (self._others and self._anywhere(engine) is not _UNKNOWN):
+            elif others and self._anywhere(engine) is not _UNKNOWN:
                 continue
+            elif isinstance(meaning, int):
+                gone.append(meaning)
             else:
                 gone.extend(ours(meaning))
         self._index.shrink(self._lane, gone)

@@ -120,23 +120,32 @@ class ExactIndex:
         Of the first `most` blocks, and of the backends in `lanes`; those that hold none are in no
         mask.
         """
+        end = min(most, len(hashes))
         get = self.masks.get
+        first = get(hashes[0], 0) & lanes if end > 0 else 0
+        if not first:
+            return []
         held: list[tuple[int, int]] = []
-        left = get(hashes[0], 0) & lanes if most > 0 and hashes else 0
-        high = min(most, len(hashes))
-        while left:
-            low, here = 1, left
-            while low < high:  # the deepest block that any of `left` holds
-                middle = (low + high + 1) >> 1
-                mask = get(hashes[middle - 1], 0) & left
-                if mask:
-                    low, here = middle, mask
-                else:
-                    high = middle - 1
-            held.append((low, here))
-            left &= ~here
-            high = low
-        held.reverse()
+        over = 0  # those whose depth is known
+        last = get(hashes[end - 1], 0) & first
+        # stretches still to be looked into: from a block, who holds it, to a block, who holds that
+        open_ = [(1, first, end, last)] if last != first else []
+        while open_:
+            low, above, high, below = open_.pop()
+            if high - low == 1:
+                gone = above & ~(below | over)
+                if gone:
+                    over |= gone
+                    held.append((low, gone))
+                continue
+            middle = (low + high) >> 1
+            mask = get(hashes[middle - 1], 0) & above
+            if mask != below:
+                open_.append((middle, mask, high, below))
+            if mask != above:
+                open_.append((low, above, middle, mask))
+        if last & ~over:
+            held.append((end, last & ~over))
         return self._lanes.by_slot(held) if self._lanes.moved else held
 
     # -- inside -----------------------------------------------------------------------------

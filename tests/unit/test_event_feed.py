@@ -405,18 +405,46 @@ def test_an_adapter_heard_of_is_told() -> None:
     assert rig.feed.holdings.adapters == {"sql"}
 
 
-def test_one_step_is_one_event(rig: Rig) -> None:
-    rig.engine.run(list(range(160)))
-    rig.engine.evict()
-    events = len(rig.engine.events)
+def test_a_step_takes_a_bounded_number_of_blocks(rig: Rig) -> None:
+    for _ in range(10):
+        rig.engine.run(list(range(160)) + [rig.rng.randrange(99) for _ in range(48)])
+    longest = max(len(event.get("block_hashes", "")) for event in rig.engine.events)
+    events, before = len(rig.engine.events), rig.feed.events
     rig.live([rig.engine.batch()])
-    before = rig.feed.events
-
-    assert rig.feed.step()
-    seen = []
+    held = rig.feed.holdings
+    seen = [held.stored + held.removed]
     while rig.feed.step():
-        seen.append(rig.feed.events - before)
-    assert seen == list(range(1, events + 1))
+        seen.append(held.stored + held.removed)
+
+    assert rig.feed.events == before + events
+    assert len(seen) > 3
+    assert max(b - a for a, b in pairwise(seen)) < event_feed._STEP_BLOCKS + longest
+
+
+def test_blocks_told_one_by_one_are_as_good_as_together() -> None:
+    """SGLang's way; salts, adapters and gaps in between must not be joined."""
+    names = list(range(1, 9))
+    ids = list(range(128))
+    rows: list[list[object]] = [
+        ["BlockStored", [name], parent, ids[16 * i : 16 * i + 16], 16, None, "GPU"]
+        for i, (name, parent) in enumerate(zip(names, [None, *names], strict=False))
+    ]
+    rows.insert(4, ["BlockRemoved", [77], "CPU"])
+    rows.append(["BlockStored", [100], None, ids[:16], 16, None, "GPU", None, [["salt"]]])
+    rows.append(["BlockStored", [101], 100, ids[16:32], 16, None, "GPU", None, [None]])
+    rows.append(["BlockRemoved", [8], "GPU"])
+    rows.append(["BlockRemoved", [7], "GPU"])
+    rig = Rig()
+    rig.feed.linked()
+    rig.answer()
+    rig.live([(0, msgspec.msgpack.encode([1.0, rows, 0]))])
+    rig.drain()
+
+    assert rig.index.depth(0, chain(ids)) == 6
+    assert rig.index.depth(0, chain(ids, cache_salt="salt")) == 2
+    assert rig.feed.events == len(rows)
+    assert rig.feed.holdings.unknown == 1
+    assert (rig.feed.holdings.stored, rig.feed.holdings.removed) == (10, 3)
 
 
 def test_recorded_batches_with_holes_end_in_the_recorded_clearing() -> None:

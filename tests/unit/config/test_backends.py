@@ -1,6 +1,8 @@
 from pathlib import Path
 
-from gateway.config.backends import Names, backend_names, backends_of, expand_dns
+import pytest
+
+from gateway.config.backends import Names, backend_names, backends_of, events_of, expand_dns
 from gateway.config.schema import BackendConfig, Config, ModelConfig
 from tests.unit.config import load_text
 
@@ -76,3 +78,31 @@ def test_an_address_keeps_its_name_when_others_come_and_go_and_does_not_tell_its
 
 def test_an_unresolved_name_gives_no_backend() -> None:
     assert backends_of(expand_dns(_pool(), {}))[0].name == "a"
+
+
+def test_event_endpoints_follow_each_address_behind_a_name() -> None:
+    pool = BackendConfig(name="pool", dns="v.internal", port=8000, kv_events="tcp://*:5557")
+    config = expand_dns(Config(backends=[pool]), {"v.internal": ("10.0.0.1", "fd00::1")})
+
+    assert [events_of(backend) for backend in backends_of(config)] == [
+        ("tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558"),
+        ("tcp://[fd00::1]:5557", "tcp://[fd00::1]:5558"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("events", "replay", "endpoints"),
+    [
+        (None, None, None),
+        ("tcp://a:5557", None, ("tcp://a:5557", "tcp://a:5558")),
+        ("tcp://a:5557", "tcp://a:9", ("tcp://a:5557", "tcp://a:9")),
+        ("tcp://a:65535", None, ("tcp://a:65535", None)),
+        ("ipc:///run/kv", None, ("ipc:///run/kv", None)),
+    ],
+)
+def test_replays_are_at_the_next_port_unless_said_otherwise(
+    events: str | None, replay: str | None, endpoints: tuple[str, str | None] | None
+) -> None:
+    assert (
+        events_of(BackendConfig(url="http://a:1", kv_events=events, kv_replay=replay)) == endpoints
+    )

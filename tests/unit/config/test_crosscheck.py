@@ -245,3 +245,21 @@ def test_what_an_unreadable_part_may_hold_is_not_called_missing(tmp_path: Path, 
     problems = problems_of(tmp_path, ONE_BACKEND + text.replace("%s", HASH))
 
     assert len(problems) == 1
+
+
+EVENTS = """\
+backends:
+  - {url: "http://a:1", kv_events: "tcp://*:5557"}
+  - {dns: v.internal, port: 8000, kv_events: "tcp://v:5557"}
+  - {url: "http://b:1", kv_replay: "tcp://b:5558"}
+  - {dns: w.internal, port: 8000, kv_events: "tcp://*:5557", kv_replay: "tcp://*:6000"}
+  - {url: "http://c:1", kv_events: "ipc:///run/kv", kv_replay: "ipc:///run/replay"}
+"""
+
+
+def test_event_endpoints_name_as_many_addresses_as_the_backend_has(tmp_path: Path) -> None:
+    assert keys_and_lines(problems_of(tmp_path, EVENTS)) == [
+        (2, "backends[0].kv_events"),
+        (3, "backends[1].kv_events"),
+        (4, "backends[2].kv_replay"),
+    ]

@@ -33,8 +33,8 @@ from gateway.edge.handler import Handler, Parts
 from gateway.edge.server import Listener
 from gateway.edge.sockets import bind, url_of
 from gateway.edge.upstreams import Upstreams, UpstreamSpec
-from gateway.prompt.shelf import Tokenizers
 from gateway.following import Following
+from gateway.prompt.shelf import Tokenizers
 from gateway.telemetry.lag import watch_lag
 from gateway.telemetry.logs import Logs
 from gateway.telemetry.metrics import Telemetry
@@ -94,10 +94,9 @@ class App:
 
     async def start(self) -> Self:
         """Build everything, listen, and wait for the first word of the backends (at most 2 s)."""
+        Following.check(self.config)
         self._bind_listeners()  # first: an address in use is told before anything is open
         self._addresses = await resolve(self.config, self._addresses)
-        Following.check(self.config)
-        self._recorder = await self._open_recorder()
         config = self._expanded(self.config)
         settings = core_settings(config, {})
         now = self._clock()
@@ -132,11 +131,12 @@ class App:
             rng=self._rng,
             clock=self._clock,
         )
+        self._following = Following(self.dispatcher, self._salt, self._clock)
+        self._following.apply(config, self._tokenizers.prompters(config))
         self._publish(config, settings)
         await self._watch.start()
         await self._watch.first_round(_FIRST_ROUND_S)
-        self._following = Following(self.dispatcher, self._salt, self._clock)
-        self._following.apply(config, self._tokenizers.prompters(config))
+        self._fit_blocks()
         await self._listen(config)
         self._collector.start()
         self._tasks = [
@@ -245,6 +245,7 @@ class App:
         for task in self._tasks:
             await tasks.stop(task)
         await self._watch.stop()
+        self._following.close()
         self._listener.abort_all()
         self._upstreams.abort()
         self._tokenizers.close()
@@ -255,12 +256,13 @@ class App:
 
     def _apply(self, config: Config, addresses: Mapping[str, tuple[str, ...]]) -> None:
         """Take a configuration. Everything that can fail comes before the first change."""
-        self._following.close()
         expanded = expand_dns(config, addresses)
         settings = core_settings(expanded, self._catalog.served())
         specs = _upstream_specs(expanded)
         prompters = self._tokenizers.prompters(expanded)  # `reload` has loaded them
+        Following.check(expanded)
         self.dispatcher.apply(settings, self._clock())
+        self._following.apply(expanded, prompters)
         if config is not self.config:
             self._awaited_since = self._clock()
         self.config = config
@@ -272,9 +274,7 @@ class App:
         self._publish(expanded, settings)
 
     def _on_models(self, served: Mapping[str, tuple[str, ...]]) -> None:
-        Following.check(expanded)
         config = self._expanded(self.config)
-        self._following.apply(expanded, prompters)
         settings = core_settings(config, served)
         self.dispatcher.apply(settings, self._clock())
         self._publish(config, settings)
@@ -311,18 +311,6 @@ class App:
 
     # --- background
 
-    async def _housekeep(self) -> None:
-        while True:
-            await asyncio.sleep(_HOUSEKEEPING_S)
-            self._upstreams.expire(self._clock())
-            self.handler.turn_day()
-            self._note_awaited()
-
-    async def _follow_dns(self) -> None:
-        """Re-resolve `dns` backends; a changed set is applied like a reload."""
-        while True:
-            await asyncio.sleep(_RESOLVE_S)
-            async with self._reloading:
     def _fit_blocks(self) -> None:
         """Chain prompts by the block sizes that the engines report now."""
         changed = self._tokenizers.fit_blocks(self.dispatcher.block_tokens)
@@ -332,6 +320,19 @@ class App:
             _log.info("the engines' block size is another for: %s", ", ".join(changed))
             self._following.apply(self._expanded(self.config), self.handler.prompters)
 
+    async def _housekeep(self) -> None:
+        while True:
+            await asyncio.sleep(_HOUSEKEEPING_S)
+            self._upstreams.expire(self._clock())
+            self.handler.turn_day()
+            self._note_awaited()
+            self._fit_blocks()
+
+    async def _follow_dns(self) -> None:
+        """Re-resolve `dns` backends; a changed set is applied like a reload."""
+        while True:
+            await asyncio.sleep(_RESOLVE_S)
+            async with self._reloading:
                 addresses = await resolve(self.config, self._addresses)
                 if addresses == self._addresses:
                     continue

@@ -99,7 +99,15 @@ class ModelConfig(_Section, frozen=True):
         str | None,
         Key(
             "tokenizer.json or its directory: exact token counts (extra `tokens`; `tokens-fast` "
-            "encodes 8 to 40 times as fast). None = byte blocks and a learnt bytes-per-token ratio.",
+            "encodes ten times as fast or more). None = byte blocks and a learnt bytes-per-token ratio.",
+            form="text",
+        ),
+    ] = None
+    chat_template: Annotated[
+        str | None,
+        Key(
+            "File with the chat template the engine was given (vLLM's --chat-template). None = the "
+            "tokenizer's own.",
             form="text",
         ),
     ] = None
@@ -115,14 +123,6 @@ class MatchConfig(_Section, frozen=True):
     tools: Annotated[bool | None, Key("Whether the request carries tools.")] = None
     min_prompt_tokens: Annotated[
         int | None, Key("Smallest prompt that matches.", unit="tokens", ge=0)
-    ] = None
-    chat_template: Annotated[
-        str | None,
-        Key(
-            "File with the chat template the engine was given (vLLM's --chat-template). None = the "
-            "tokenizer's own.",
-            form="text",
-        ),
     ] = None
     max_prompt_tokens: Annotated[
         int | None, Key("Largest prompt that matches.", unit="tokens", ge=0)
@@ -273,19 +273,6 @@ class IndexConfig(_Section, frozen=True):
         int,
         Key("Prompt bytes per block, for models without tokenizer.", unit="B", ge=16, le=65_536),
     ] = 256
-
-
-class LimitsConfig(_Section, frozen=True):
-    """What a client may send and how many may be served at once."""
-
-    body_mib: Annotated[int, Key("Largest request body.", unit="MiB", ge=1, le=4096)] = 64
-    header_kib: Annotated[int, Key("Largest header block.", unit="KiB", ge=1, le=1024)] = 64
-    header_count: Annotated[int, Key("Most header fields.", ge=8, le=10_000)] = 256
-    streams: Annotated[int, Key("Most requests in progress.", ge=1, le=1_000_000)] = 10_000
-
-
-class TimeoutsConfig(_Section, frozen=True):
-    """Deadlines. 0 means none where the line says so."""
     conversation_mib: Annotated[
         int,
         Key(
@@ -303,6 +290,19 @@ class TimeoutsConfig(_Section, frozen=True):
             "shares them all the same unless the clients send cache_salt.",
         ),
     ] = False
+
+
+class LimitsConfig(_Section, frozen=True):
+    """What a client may send and how many may be served at once."""
+
+    body_mib: Annotated[int, Key("Largest request body.", unit="MiB", ge=1, le=4096)] = 64
+    header_kib: Annotated[int, Key("Largest header block.", unit="KiB", ge=1, le=1024)] = 64
+    header_count: Annotated[int, Key("Most header fields.", ge=8, le=10_000)] = 256
+    streams: Annotated[int, Key("Most requests in progress.", ge=1, le=1_000_000)] = 10_000
+
+
+class TimeoutsConfig(_Section, frozen=True):
+    """Deadlines. 0 means none where the line says so."""
 
     connect_s: Annotated[float, Key("Connecting to a backend.", unit="s", gt=0, le=300)] = 2.0
     first_byte_s: Annotated[

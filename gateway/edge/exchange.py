@@ -140,13 +140,13 @@ class Exchange(Attempts):
         record.model = model = resolve_model(
             handler.dispatcher, parsed.model, awaiting=handler.awaiting_models
         )
+        isolation = ""
         if key is not None:
             keys.require(key, model, parsed.model)
-        isolation = ""
-            if self._route.api is Api.RESPONSES:
-                self._own_previous(parsed.data.get("previous_response_id"), key)
             if handler.isolate_keys:
                 isolation = key.name
+            if self._route.api is Api.RESPONSES:
+                self._own_previous(parsed.data.get("previous_response_id"), key)
         self._prompter = prompter = handler.prompter(model)
         return model, start_chain(prompter, parsed, model, isolation)
 

@@ -114,9 +114,9 @@ class Handler:
         self.look_again_s = min((wait for wait in waits if wait), default=math.inf)
         self.keepalive_s = config.streams.keepalive_s
         self.inject_usage = config.streams.inject_usage
+        self.isolate_keys = config.index.isolate_keys
         self.max_attempts = config.retries.attempts
         self.body_limit = config.limits.body_mib * 1024 * 1024
-        self.isolate_keys = config.index.isolate_keys
         self.max_streams = config.limits.streams
         self._debug = config.debug_headers
         # The debug lines of first attempts by (backend, class, policy), where they are all there is.

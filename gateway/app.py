@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from pathlib import Path
 from time import time  # noqa: TID251 - dates in /v1/models, no interval
 from typing import Self
 
@@ -38,6 +39,7 @@ from gateway.prompt.shelf import Tokenizers
 from gateway.telemetry.lag import watch_lag
 from gateway.telemetry.logs import Logs
 from gateway.telemetry.metrics import Telemetry
+from gateway.telemetry.recorder import Recorder
 from gateway.watch.catalog import Catalog
 from gateway.watch.member import Pace
 from gateway.watch.names import resolve
@@ -95,6 +97,7 @@ class App:
     async def start(self) -> Self:
         """Build everything, listen, and wait for the first word of the backends (at most 2 s)."""
         Following.check(self.config)
+        self._recorder = await self._open_recorder()
         self._bind_listeners()  # first: an address in use is told before anything is open
         self._addresses = await resolve(self.config, self._addresses)
         config = self._expanded(self.config)
@@ -121,6 +124,7 @@ class App:
                 rng=self._rng,
             )
         )
+        self.handler.recorder = self._recorder
         self._listener = Listener(self.handler, config.limits, config.timeouts, self._clock)
         self._watch = Watch(
             _targets(config),
@@ -210,6 +214,12 @@ class App:
 
     # --- building
 
+    async def _open_recorder(self) -> Recorder | None:
+        path = self.config.record
+        if path is None:
+            return None
+        return await asyncio.to_thread(Recorder, Path(path), self._clock())
+
     def _bind_listeners(self) -> None:
         listen, admin = self.config.listen, self.config.admin
         self._socket = bind(listen.host, listen.port)
@@ -251,6 +261,8 @@ class App:
         self._tokenizers.close()
         await self._runner.cleanup()
         self._collector.close()
+        if self._recorder is not None:
+            await asyncio.to_thread(self._recorder.close)
 
     # --- changing
 
@@ -357,8 +369,8 @@ def _targets(config: Config) -> list[Target]:
 
 
 def _needs_restart(old: Config, new: Config) -> tuple[str, ...]:
-    """Return the changed keys that only a start reads: the listeners' addresses."""
-    keys = ("listen.host", "listen.port", "admin.host", "admin.port")
+    """Return the changed keys that only a start reads: the listeners' addresses, the recorder's."""
+    keys = ("listen.host", "listen.port", "admin.host", "admin.port", "record")
     return tuple(key for key in keys if attrgetter(key)(old) != attrgetter(key)(new))
 
 

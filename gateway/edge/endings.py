@@ -21,6 +21,7 @@ from gateway.edge.upstreams import Upstream
 from gateway.errors import Draining, GatewayError
 from gateway.relay.relay import Relay
 from gateway.telemetry.record import AttemptResult, RequestRecord
+from gateway.telemetry.recorder import Recorder
 
 if TYPE_CHECKING:
     from gateway.edge.handler import Handler
@@ -222,6 +223,14 @@ class Endings:
             _log.exception("request %s: a fault in its settlement", record.request_id)
         self._relay = None  # it refers back: without the cycle, all this goes at once
         handler.telemetry.finished(record)
+        if handler.recorder is not None:
+            self._write_down(handler.recorder, finish)
+
+    def _write_down(self, recorder: Recorder, finish: Finish) -> None:
+        """Give a request that was admitted to the trace; one that was refused is there already."""
+        if self.ticket is not None:
+            at = self.record.received_at
+            recorder.note(self.ticket.query, finish.usage, finish.chunks, finish.outcome, at)
 
 
 def _told_all(relay: Relay) -> bool:

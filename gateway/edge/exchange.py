@@ -14,6 +14,7 @@ from gateway.core.answer import is_followed
 from gateway.core.dispatcher import Dispatcher
 from gateway.core.prompter import PendingChain
 from gateway.core.request import ParsedRequest, UsageOption
+from gateway.core.scan import NO_USAGE
 from gateway.core.splice import replace_model, replace_priority, request_usage
 from gateway.core.types import Api, Chain, Query, Refusal, RefusalKind, Ticket
 from gateway.edge import keys
@@ -180,7 +181,10 @@ class Exchange(Attempts):
         now = handler.clock()
         ticket = handler.dispatcher.admit(query, now)
         if isinstance(ticket, Refusal):
-            raise self._refusal(ticket, cls, query.model)
+            error = self._refusal(ticket, cls, query.model)
+            if handler.recorder is not None:
+                handler.recorder.note(query, NO_USAGE, 0, error.outcome, record.received_at)
+            raise error
         self.ticket = ticket
         if not ticket.held:
             handler.telemetry.admission(cls, _ADMITTED)

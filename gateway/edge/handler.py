@@ -46,6 +46,7 @@ from gateway.errors import (
 )
 from gateway.telemetry.metrics import Telemetry
 from gateway.telemetry.record import RequestRecord
+from gateway.telemetry.recorder import Recorder
 
 _log = logging.getLogger("radixgate.edge")
 _SHOWN_MAX = 4096  # (backend, class, policy) whose header lines are kept
@@ -95,6 +96,7 @@ class Handler:
         self.awaiting_models = False  # set by `app`: a backend has not told its models yet
         self.quiet = asyncio.Event()
         self.parking = Parking(parts.dispatcher)
+        self.recorder: Recorder | None = None  # set by `app`, if a trace is recorded
         self._catalog = parts.catalog
         self._today = parts.today
         self._rng = parts.rng

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from gateway.config.keys import NOT_YET, Key
+from gateway.config.keys import Key
 from gateway.config.routing import RoutingConfig
 
 Engine = Literal["auto", "vllm", "sglang", "llamacpp"]
@@ -398,7 +398,11 @@ class Config(_Section, frozen=True):
     log: Annotated[LogConfig, Key("Logs.")] = LogConfig()
     record: Annotated[
         str | None,
-        Key(f"Path of the trace recorder (hashes, no text). None = off. {NOT_YET}", form="text"),
+        Key(
+            "File that gets a line per request, for `radixgate replay`: times, lengths, salted block "
+            "hashes, no text; 64 MiB, then three older ones. None = off. Takes effect with a start.",
+            form="text",
+        ),
     ] = None
 
 

@@ -101,6 +101,7 @@ def test_warnings_go_to_standard_error(file: Path, capsys: pytest.CaptureFixture
     assert yaml.safe_load(captured.out)["listen"]["host"] == "0.0.0.0"
 
 
+@pytest.mark.usefixtures("idle_record")
 def test_a_key_that_does_nothing_yet_is_a_warning_and_accepted(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -115,6 +115,7 @@ record: /tmp/trace
 """
 
 
+@pytest.mark.usefixtures("idle_record")
 def test_a_key_that_is_not_in_effect_is_warned_of_where_it_is_set(tmp_path: Path) -> None:
     warnings = load_text(tmp_path, IDLE).warnings
 
@@ -145,6 +146,7 @@ def test_kv_events_of_a_model_without_a_tokenizer_are_said_to_tell_nothing(tmp_p
     assert all("no model of this backend has a tokenizer" in str(warning) for warning in warnings)
 
 
+@pytest.mark.usefixtures("idle_record")
 def test_variables_and_options_that_set_such_a_key_are_warned_of(tmp_path: Path) -> None:
     env = {"RADIXGATE_RECORD": "x"}
 
@@ -155,6 +157,7 @@ def test_variables_and_options_that_set_such_a_key_are_warned_of(tmp_path: Path)
     ]
 
 
+@pytest.mark.usefixtures("idle_record")
 def test_such_a_key_left_at_its_default_or_emptied_is_not_warned_of(tmp_path: Path) -> None:
     text = ONE_BACKEND + "classes: {a: {share: null}}\nrecord:\n"
 

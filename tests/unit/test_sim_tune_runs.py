@@ -1,0 +1,107 @@
+"""The runs of a search: parts of the traffic, one run, how many replicas are needed."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gateway.core.settings import Slo
+from gateway.sim.cells import run_cell
+from gateway.sim.measure import traffic_of
+from gateway.sim.tune_runs import SEARCH_SHARE, Limit, Need, Part, Run, Source, do, least, mean
+
+SHIPPED = Source(str(Path(__file__).parents[1] / "traces" / "mix.jsonl.gz"))
+UNIQUE = Source("synthetic:unique", 150)
+RUN = Run(UNIQUE, Part.SEARCH, 20.0, 1, 2, "h100_8b", "cost")
+
+
+def test_a_trace_is_cut_in_time_and_every_request_is_in_one_part() -> None:
+    whole = traffic_of(SHIPPED.trace)(2.0, 1)
+    search, held = (SHIPPED.traffic(part)(2.0, 1) for part in Part)
+    at = SEARCH_SHARE * whole.seconds
+    moved = [d._replace(start_s=d.start_s + at) for d in held.dialogues]
+    assert [d.hashes for d in (*search.dialogues, *moved)] == [d.hashes for d in whole.dialogues]
+    assert max(d.start_s for d in search.dialogues) < at <= min(d.start_s for d in moved)
+    assert search.seconds + held.seconds == pytest.approx(whole.seconds)
+    assert 0 < held.warm_s < held.seconds
+
+
+def test_parts_of_synthetic_traffic_share_no_prompt() -> None:
+    search, held = (UNIQUE.traffic(part)(20.0, 1) for part in Part)
+    seen = {block for d in search.dialogues for block in d.hashes}
+    assert seen
+    assert seen.isdisjoint(block for d in held.dialogues for block in d.hashes)
+
+
+def test_a_trace_too_short_for_two_parts_is_told() -> None:
+    few = Source(SHIPPED.trace, 1)
+    with pytest.raises(ValueError, match="too few requests"):
+        few.traffic(Part.HELD)(1.0, 1)
+
+
+def test_own_targets_replace_the_workloads() -> None:
+    strict = replace(UNIQUE, slos=(("chat", Slo(0.001, 0.1)),))
+    assert do(RUN)["slo_ratio"] > 0.5
+    assert do(replace(RUN, source=strict))["slo_ratio"] == 0.0
+
+
+def test_a_run_of_the_defaults_is_replays() -> None:
+    plain = run_cell(traffic_of(UNIQUE.trace, 150)(20.0, 1), "cost", RUN.fleet, seed=1)
+    assert do(RUN) == plain
+
+
+def test_values_change_what_is_run_and_nothing_is_left_of_them() -> None:
+    before = do(RUN)
+    held_longer = replace(RUN, rate=60.0, values=(("queue.owed_s", 4.0),))
+    assert do(held_longer) != do(replace(RUN, rate=60.0))
+    assert do(RUN) == before
+
+
+@pytest.mark.parametrize("guess", [1, 2, 5, 16, 40])
+def test_the_least_that_is_kept_is_found_from_any_guess(guess: int) -> None:
+    for needed in range(1, 17):
+        asked: list[int] = []
+
+        def keeps(count: int, needed: int = needed, asked: list[int] = asked) -> bool:
+            asked.append(count)
+            return count >= needed
+
+        assert least(keeps, guess, 16) == needed
+        assert len(asked) == len(set(asked)) <= 10
+        assert all(1 <= count <= 16 for count in asked)
+    assert least(lambda count: count > 16, guess, 16) is None
+
+
+def test_the_replicas_needed_are_just_enough() -> None:
+    need = Need(replace(RUN, rate=60.0), (1, 2), 0.9, guess=1, most=16)
+    gpus = do(need)["gpus"]
+    assert 1 < gpus < 16
+    for count, enough in ((gpus, True), (gpus - 1, False)):
+        shares = [
+            do(replace(need.run, replicas=count, seed=seed))["slo_ratio"] for seed in need.seeds
+        ]
+        assert (min(shares) >= 0.9) is enough
+    assert do(replace(need, most=gpus - 1))["gpus"] is None
+
+
+def test_a_limit_is_the_capacity_of_the_searched_part() -> None:
+    one = replace(RUN, replicas=1)
+    two = do(Limit(RUN))["rate"]
+    assert 1.5 * do(Limit(one))["rate"] < two < 3 * do(Limit(one))["rate"]
+
+
+def test_a_mean_sums_counts_and_keeps_gaps() -> None:
+    rows = [
+        {"policy": "cost", "requests": 2, "rate": 3.0, "ttft_p95_s": 1.0, "hit_rate": None},
+        {"policy": "cost", "requests": 4, "rate": 3.0, "ttft_p95_s": 2.0, "hit_rate": 0.5},
+    ]
+    parts = [{**rows[0], "classes": {"a": {"requests": 1}, "b": {"requests": 1}}}]
+    parts += [{**rows[1], "classes": {"a": {"requests": 4}}}]
+    assert mean(parts) == {
+        "policy": "cost",
+        "requests": 6,
+        "rate": 3.0,
+        "ttft_p95_s": 1.5,
+        "hit_rate": None,
+        "classes": {"a": {"requests": 5}},
+    }

@@ -9,6 +9,7 @@ that has entered either starts, or is told that its time is over, or is withdraw
 from collections.abc import Callable
 from math import inf
 
+from gateway.core import saturation
 from gateway.core.chooser import Chooser
 from gateway.core.classes import Classes
 from gateway.core.fleet import Fleet
@@ -53,6 +54,11 @@ class Queue:
         self._rules = {slot: rules for slot, rules in self._rules.items() if slot in slots}
         for rules in self._rules.values():
             rules.apply(spec, classes)
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether W follows what first tokens show."""
+        return self._spec.adaptive
 
     @property
     def enabled(self) -> bool:
@@ -111,10 +117,43 @@ class Queue:
         for row in pool.rows:
             self.rules(row).overload.sign(now)
 
-    def backlog_s(self, pool: Pool) -> float:
-        """Return the prefill seconds before the pool's least loaded backend: owed and waiting."""
-        waits = [row.owed_s + row.other_owed_s + self.room.seconds(row.slot) for row in pool.rows]
+    def backlog_s(self, pool: Pool, now: float) -> float:
+        """Return the seconds until the least loaded backend has worked off what is before it.
+
+        By the prefill seconds owed and waiting, or by the pace at which requests were let go of
+        late where that says longer: memory or sequences may be what they wait for.
+        """
+        waits = []
+        for row in pool.rows:
+            seconds = row.owed_s + row.other_owed_s + self.room.seconds(row.slot)
+            line = self.room.lines.get(row.slot)
+            pace = self.rules(row).starts.per_second(now)
+            if line is not None and pace:
+                seconds = max(seconds, len(line) / pace)
+            waits.append(seconds)
         return min(waits, default=0.0)
+
+    # -- how full ----------------------------------------------------------------------------
+
+    def saturation(self, row: Account) -> float:
+        """Return how full a backend is; 1 = the next request waits."""
+        return saturation.of_backend(row, self.rules(row).limit.seconds, self._spec.kv_share)
+
+    def pool_saturation(self, pool: Pool) -> float:
+        """Return the mean of the pool's backends that may be chosen; infinity for none."""
+        return saturation.of_pool(pool.rows, self.saturation)
+
+    def first_token(self, ticket: Ticket, row: Account, now: float) -> None:
+        """Learn W from a ticket's first token, which is on the books already."""
+        if not ticket.query.stream or not ticket.query.prefills:
+            return
+        limit = self.rules(row).limit
+        dry = (
+            not row.unprefilled and row.slot in self.room.lines and ticket.prefill_s < limit.seconds
+        )
+        waited = now - ticket.dispatched_at - ticket.prefill_s
+        target = self._classes.named(ticket.query.cls).spec.slo.ttft_s
+        limit.first_token(waited, target, now, dry=dry)
 
     # -- leaving ----------------------------------------------------------------------------
 
@@ -143,7 +182,10 @@ class Queue:
     def count_started(self, ticket: Ticket, row: Account, now: float) -> None:
         """Charge a ticket that is sent to `row` to its class's share and memory."""
         ticket.counted = True
-        self.rules(row).shares.charge(ticket.query.cls, _engine_seconds(ticket, row), now)
+        rules = self.rules(row)
+        rules.shares.charge(ticket.query.cls, _engine_seconds(ticket, row), now)
+        if row.slot in self.room.lines:  # the pace matters where somebody waits
+            rules.starts.note(now)
         self._kv.started(ticket)
 
     def count_ended(self, ticket: Ticket, row: Account | None, now: float, *, ran: bool) -> None:

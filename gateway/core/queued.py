@@ -23,6 +23,7 @@ from gateway.core.pool import Pool
 from gateway.core.settings import CoreSettings
 from gateway.core.types import (
     BackendId,
+    BackendStatus,
     ClassStatus,
     Finish,
     Query,
@@ -104,9 +105,12 @@ class QueuedDispatcher(Dispatcher):
 
     def first_token(self, ticket: Ticket, now: float) -> None:
         """Note the first content byte: the prefill is paid, and another may start."""
+        seen = ticket.first_token_at
         super().first_token(ticket, now)
         row = self._fleet.by_slot.get(ticket.slot)
         if row is not None:
+            if self._queue.adaptive and seen is None and ticket.first_token_at is not None:
+                self._queue.first_token(ticket, row, now)
             self._refill(row, now)
 
     def reassign(self, ticket: Ticket, now: float) -> bool:
@@ -167,16 +171,42 @@ class QueuedDispatcher(Dispatcher):
         """When `due` has something to say: infinity for never."""
         return self._queue.room.next_due
 
-    def refusal_of(self, ticket: Ticket) -> Refusal:
+    def refusal_of(self, ticket: Ticket, now: float) -> Refusal:
         """Return what to tell the client of a ticket that waited too long."""
         pool = self._fleet.pools.get(ticket.query.model)
         if ticket.slot == NOWHERE or pool is None:
-            return Refusal(RefusalKind.NO_BACKEND, self.retry_after_s(pool), ticket.query.model)
-        return Refusal(RefusalKind.EXPIRED, self.retry_after_s(pool), ticket.query.cls)
+            kind, detail = RefusalKind.NO_BACKEND, ticket.query.model
+        else:
+            kind, detail = RefusalKind.EXPIRED, ticket.query.cls
+        return Refusal(kind, self.retry_after_s(pool, now), detail)
 
-    def retry_after_s(self, pool: Pool | None) -> float:
+    def retry_after_s(self, pool: Pool | None, now: float) -> float:
         """Return the seconds after which the backlog of a pool should be worked off."""
-        return clamp_retry_after(1.0 if pool is None else self._queue.backlog_s(pool))
+        return clamp_retry_after(1.0 if pool is None else self._queue.backlog_s(pool, now))
+
+    def backends(self, now: float, model: str | None = None) -> list[BackendStatus]:
+        """Return the figures of all backends, or of one model's."""
+        queue, by_name = self._queue, self._fleet.by_name
+        shown = []
+        for one in super().backends(now, model):
+            row = by_name[one.name]
+            limit = queue.rules(row).limit
+            line = queue.room.lines.get(row.slot)
+            shown.append(
+                replace(
+                    one,
+                    saturation=queue.saturation(row),
+                    waiting=0 if line is None else len(line),
+                    owed_limit_s=limit.seconds,
+                    owed_limit_reason=limit.reason,
+                )
+            )
+        return shown
+
+    def pools(self) -> list[tuple[str, float]]:
+        """Return each model with how full its backends are; 1 = the next request waits."""
+        pools = self._fleet.pools
+        return [(name, self._queue.pool_saturation(pool)) for name, pool in pools.items()]
 
     def standing(self, key: str, now: float) -> Standing | None:
         """Return what a key has left of its minute; None for one without limits."""
@@ -216,7 +246,7 @@ class QueuedDispatcher(Dispatcher):
             queue.refused(pool, now)
             books.rejected += 1
             self._classes.give_back(ticket, now)
-            return Refusal(RefusalKind.FULL, self.retry_after_s(pool), books.spec.name)
+            return Refusal(RefusalKind.FULL, self.retry_after_s(pool, now), books.spec.name)
         books.admitted += 1
         if len(ticket.trail) > _TRAIL_ROWS:
             ticket.trail = sorted(ticket.trail, key=_price)[:_TRAIL_ROWS]

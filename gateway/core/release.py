@@ -2,14 +2,16 @@
 
 A request starts while its backend owes less than W seconds of prefill and its KV cache has room.
 Among those that may, the class furthest under its guaranteed share of engine seconds goes first,
-else the one with the least uncached seconds minus aging (results.md, "Queue"). Under overload each
-class has a KV limit and reserve of its own. Must never touch a book: it only says who is next.
+else one whose stated deadline is near, else the least uncached seconds minus aging (results.md,
+"Queue"): stating deadlines gains nobody another class's share. Under overload each class has a KV
+limit and reserve of its own. Must never touch a book: it only says who is next.
 """
 
 from collections.abc import Iterable, Mapping
 from math import exp, inf
 
 from gateway.core.ledger import Account
+from gateway.core.owed_limit import OwedLimit
 from gateway.core.settings import ClassSpec, QueueSpec
 from gateway.core.types import Ticket
 from gateway.core.waiting import AGING, Held, Line
@@ -66,6 +68,33 @@ class Shares:
         """Return a class's part of the engine seconds of late, 0..1."""
         total = sum(self._used.values())
         return self._used.get(cls, 0.0) / total if total else 0.0
+
+
+class StartRate:
+    """Requests a second that were let go to a backend of late."""
+
+    __slots__ = ("_at", "_count", "_since")
+
+    def __init__(self) -> None:
+        self._count = 0.0
+        self._at = self._since = -inf
+
+    def note(self, now: float) -> None:
+        """Count one start."""
+        if self._since == -inf:
+            self._since = self._at = now
+        self._count = self._faded(now) + 1.0
+        self._at = now
+
+    def per_second(self, now: float) -> float:
+        """Return the rate; 0 before the first start."""
+        if self._since == -inf:
+            return 0.0
+        known = max(SHARE_WINDOW_S * (1.0 - exp((self._since - now) / SHARE_WINDOW_S)), 1e-3)
+        return self._faded(now) / known
+
+    def _faded(self, now: float) -> float:
+        return self._count * exp((self._at - now) / SHARE_WINDOW_S)
 
 
 class Overload:
@@ -162,16 +191,20 @@ class Releaser:
     part of the guarantee whatever the others are flooded with.
     """
 
-    __slots__ = ("kv", "overload", "shares", "spec")
+    __slots__ = ("kv", "limit", "overload", "shares", "spec", "starts")
 
     def __init__(self, spec: QueueSpec, classes: Iterable[ClassSpec], kv: KvRules) -> None:
         self.spec = spec
         self.shares = Shares(classes)
         self.overload = Overload()
+        self.limit = OwedLimit(spec)
+        self.starts = StartRate()
         self.kv = kv
 
     def apply(self, spec: QueueSpec, classes: Iterable[ClassSpec]) -> None:
         """Take new rules; what was counted stays."""
+        if spec != self.spec:
+            self.limit.apply(spec)
         self.spec = spec
         self.shares.apply(classes)
 
@@ -182,7 +215,7 @@ class Releaser:
         """
         if row.in_flight >= row.engine.max_sequences:
             return False
-        return not row.unprefilled or row.owed_ns * 1e-9 + row.other_owed_s < self.spec.owed_s
+        return not row.unprefilled or row.owed_ns * 1e-9 + row.other_owed_s < self.limit.seconds
 
     def fits(self, row: Account, ticket: Ticket, now: float) -> bool:
         """Return whether a backend's KV cache has room; an idle backend always has."""
@@ -197,23 +230,28 @@ class Releaser:
         """Return who of a line starts on its backend now; None = nobody may."""
         if not self.open(row):
             return None
-        urgent = line.most_urgent()
-        if urgent is not None and now <= urgent.latest_s <= now + _URGENT_S:
-            assert urgent.ticket is not None
-            if self.fits(row, urgent.ticket, now):
-                return urgent
         heads = []
         for cls in line.heaps:
             held = line.head(cls)
             if held is not None and held.ticket is not None and self.fits(row, held.ticket, now):
                 heads.append(held)
+        urgent = self._urgent(line, row, now)
         if len(heads) < 2:
-            return heads[0] if heads else None
+            return urgent or (heads[0] if heads else None)
         self.shares.charge("", 0.0, now)
         lagging = max(heads, key=lambda held: self.shares.lag(held.cls))
         if self.shares.lag(lagging.cls) > _LAGGING:
-            return lagging
+            return urgent if urgent is not None and urgent.cls == lagging.cls else lagging
+        if urgent is not None:
+            return urgent
         return min(heads, key=lambda held: held.pf_s + AGING * held.since)
+
+    def _urgent(self, line: Line, row: Account, now: float) -> Held | None:
+        """Return who must start now to keep the deadline its client stated."""
+        held = line.most_urgent()
+        if held is None or held.ticket is None or not now <= held.latest_s <= now + _URGENT_S:
+            return None
+        return held if self.fits(row, held.ticket, now) else None
 
 
 def _tokens(ticket: Ticket) -> int:

@@ -305,6 +305,8 @@ class BackendStatus:
     `index_capacity_blocks` is what its index may hold, `index_capacity_ratio` that as a share of the
     cache the engine claims, learnt; `prefix_trust_ratio` scales indexed hits, and
     `prefix_error_ratio` is how far recent predictions were off in sum (None = no hits yet).
+    `saturation`: 1 = the next request waits (`core/saturation.py`); `waiting` requests are held for
+    it; `owed_limit_s` is W now, and why.
     """
 
     name: str
@@ -327,6 +329,10 @@ class BackendStatus:
     index_capacity_ratio: float = 1.0
     prefix_trust_ratio: float = 1.0
     prefix_error_ratio: float | None = None
+    saturation: float = 0.0
+    waiting: int = 0
+    owed_limit_s: float = 0.0
+    owed_limit_reason: str = ""
 
 
 @dataclass(slots=True, frozen=True)

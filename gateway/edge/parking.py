@@ -67,10 +67,11 @@ class Parking:
 
     def _expire(self) -> None:
         self._timer, self._timer_at = None, inf
-        for ticket in self._dispatcher.due(self._loop.time()):
+        now = self._loop.time()
+        for ticket in self._dispatcher.due(now):
             exchange = self._parked.pop(ticket.id, None)
             if exchange is not None and not exchange.ended:
-                exchange.expired(self._dispatcher.refusal_of(ticket))
+                exchange.expired(self._dispatcher.refusal_of(ticket, now))
         self._watch_clock()
 
 

@@ -157,7 +157,7 @@ class Life(RuleBasedStateMachine):
             spec = next(spec for spec in CLASSES if spec.name == ticket.query.cls)
             limit = spec.max_wait_s if patience is None else min(spec.max_wait_s, patience)
             assert self.now >= ticket.admitted_at + limit
-            refusal = self.core.refusal_of(ticket)
+            refusal = self.core.refusal_of(ticket, self.now)
             assert refusal.kind in (RefusalKind.EXPIRED, RefusalKind.NO_BACKEND)
             self.core.finish(ticket, Finish(Outcome.EXPIRED, False, sent=False), self.now)
         self.collect()

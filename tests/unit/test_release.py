@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from gateway.core.ledger import Account
-from gateway.core.release import OVERLOAD_HOLD_S, KvRules, Overload, Releaser, Shares
+from gateway.core.release import OVERLOAD_HOLD_S, KvRules, Overload, Releaser, Shares, StartRate
 from gateway.core.settings import ClassSpec, EngineProfile, QueueSpec
 from gateway.core.types import Ticket
 from gateway.core.waiting import Held, Line
@@ -185,3 +185,35 @@ def test_shares_above_one_together_are_scaled_down() -> None:
     shares = Shares((ClassSpec("a", share=1.0), ClassSpec("b", share=1.0)))
     shares.charge("a", 1.0, 0.0)
     assert shares.lag("b") == 0.5
+
+
+def test_r34_stated_deadlines_gain_nobody_the_share_of_another_class() -> None:
+    rules, line = releaser(), Line()
+    rules.shares.charge("chat", 10.0, 0.0)
+    waiting(line, 1, 2.0, "coding")
+    due = ticket_for(query(("due", 640)), account(), 2)
+    line.add(Held(due, 0, "chat", 0.1, 0.0, 30.0, latest_s=0.2), 2)
+
+    held = rules.next(line, account(), 0.0)
+    assert held is not None
+    assert held.cls == "coding"
+
+
+def test_the_pace_of_starts_is_known_from_the_first_seconds_on_and_fades() -> None:
+    pace = StartRate()
+    assert pace.per_second(1.0) == 0.0
+    for i in range(21):
+        pace.note(i * 0.1)
+    assert 9.0 < pace.per_second(2.0) < 12.0
+    assert pace.per_second(60.0) < 0.1
+
+
+def test_w_is_what_is_configured_until_first_tokens_say_otherwise() -> None:
+    rules, row = releaser(QueueSpec(owed_s=0.5, adaptive=True)), account()
+    busy(row, 0.4)
+    assert rules.open(row)
+    for i in range(40):
+        rules.limit.first_token(2.0, 1.0, float(i), dry=False)
+    assert not rules.open(row)
+    rules.apply(QueueSpec(owed_s=0.5), CLASSES)
+    assert rules.open(row)

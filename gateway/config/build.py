@@ -120,6 +120,7 @@ def _classes(classes: Mapping[str, ClassConfig]) -> tuple[ClassSpec, ...]:
             max_waiting_bytes=cls.max_waiting_mib * _MIB,
             kv_reserve=cls.kv_reserve,
             slo=Slo(cls.slo.ttft_s, cls.slo.tpot_s),
+            engine_priority=cls.engine_priority,
         )
         for name, cls in classes.items()
     )
@@ -129,6 +130,7 @@ def _queue(queue: QueueConfig) -> QueueSpec:
     return QueueSpec(
         enabled=queue.enabled,
         owed_s=queue.owed_s,
+        adaptive=queue.adaptive,
         steal_s=queue.steal_s,
         kv_share=queue.kv_share,
         overload_kv_share=queue.overload_kv_share,
@@ -147,7 +149,9 @@ def _key(key: KeyConfig) -> KeySpec:
 
 
 def _bucket(bucket: BucketConfig | None) -> BucketSpec | None:
-    return None if bucket is None else BucketSpec(bucket.tokens_per_second, bucket.burst_tokens)
+    if bucket is None:
+        return None
+    return BucketSpec(bucket.tokens_per_second, bucket.burst_tokens, bucket.borrow)
 
 
 def _rule(rule: MatchConfig) -> MatchRule:

@@ -9,8 +9,43 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from gateway.config.admission import (
+    BUILTIN_CLASSES,
+    BucketConfig,
+    ClassConfig,
+    KeyConfig,
+    MatchConfig,
+    QueueConfig,
+    SloConfig,
+    UsageLogConfig,
+)
 from gateway.config.keys import Key
 from gateway.config.routing import RoutingConfig
+
+__all__ = [
+    "BUILTIN_CLASSES",
+    "AdminConfig",
+    "BackendConfig",
+    "BucketConfig",
+    "ClassConfig",
+    "Config",
+    "CorsConfig",
+    "Engine",
+    "IndexConfig",
+    "KeyConfig",
+    "LimitsConfig",
+    "ListenConfig",
+    "LogConfig",
+    "MatchConfig",
+    "ModelConfig",
+    "PollConfig",
+    "QueueConfig",
+    "RetriesConfig",
+    "SloConfig",
+    "StreamsConfig",
+    "TimeoutsConfig",
+    "UsageLogConfig",
+]
 
 Engine = Literal["auto", "vllm", "sglang", "llamacpp"]
 
@@ -114,146 +149,6 @@ class ModelConfig(_Section, frozen=True):
     backends: Annotated[list[BackendConfig], Key("The backends that serve it.")] = []
 
 
-class MatchConfig(_Section, frozen=True):
-    """One rule of a class: every condition given must hold."""
-
-    path: Annotated[
-        str | None, Key("Request path, exactly.", form="path", example="/v1/messages")
-    ] = None
-    tools: Annotated[bool | None, Key("Whether the request carries tools.")] = None
-    min_prompt_tokens: Annotated[
-        int | None, Key("Smallest prompt that matches.", unit="tokens", ge=0)
-    ] = None
-    max_prompt_tokens: Annotated[
-        int | None, Key("Largest prompt that matches.", unit="tokens", ge=0)
-    ] = None
-    user_agent: Annotated[
-        str | None, Key("Glob over the User-Agent header, e.g. claude-cli*.", form="text")
-    ] = None
-    key: Annotated[str | None, Key("Name of an entry of keys.", form="name")] = None
-    model: Annotated[str | None, Key("Glob over the model id.", form="text")] = None
-
-
-class BucketConfig(_Section, frozen=True):
-    """Token bucket of a class, in LLM tokens (uncached prompt plus expected output)."""
-
-    tokens_per_second: Annotated[
-        float, Key("Refill rate.", unit="tokens/s", gt=0, le=1e12, example=30_000.0)
-    ]
-    burst_tokens: Annotated[
-        float,
-        Key("Size: what may be spent at once.", unit="tokens", gt=0, le=1e12, example=120_000.0),
-    ]
-
-
-class SloConfig(_Section, frozen=True):
-    """Targets a class is judged by; the cost policy guards the second."""
-
-    ttft_s: Annotated[float, Key("Time to first token.", unit="s", gt=0, le=86_400)] = 5.0
-    tpot_s: Annotated[float, Key("Time per output token.", unit="s", gt=0, le=3_600)] = 0.1
-
-
-class ClassConfig(_Section, frozen=True):
-    """A traffic class. Rules of all classes are tried in file order; the first match wins."""
-
-    match: Annotated[
-        list[MatchConfig], Key("Rules, any of which puts a request into this class.")
-    ] = []
-    default: Annotated[
-        bool, Key("Takes what no rule matched. Exactly one class; implied for a single one.")
-    ] = False
-    bucket: Annotated[BucketConfig | None, Key("Token bucket. None = unlimited.")] = None
-    share: Annotated[
-        float | None,
-        Key("Guaranteed share of engine time. None = equal parts of the rest.", ge=0, le=1),
-    ] = None
-    max_wait_s: Annotated[
-        float,
-        Key(
-            "Longest wait in the gateway's queue, and for a backend to come up.",
-            unit="s",
-            ge=0,
-            le=3_600,
-        ),
-    ] = 5.0
-    max_waiting: Annotated[
-        int, Key("Most requests of the class that wait at once.", ge=0, le=1_000_000)
-    ] = 10_000
-    max_waiting_mib: Annotated[
-        int, Key("Most body bytes that its waiting requests keep.", unit="MiB", ge=0, le=65_536)
-    ] = 256
-    kv_reserve: Annotated[
-        float,
-        Key("Part of each KV cache that overload of other classes leaves to it.", ge=0, le=0.5),
-    ] = 0.15
-    slo: Annotated[SloConfig, Key("Targets.")] = SloConfig()
-
-
-class KeyConfig(_Section, frozen=True):
-    """An API key. Only its SHA-256 is kept: `radixgate key new NAME` prints both."""
-
-    name: Annotated[str, Key("Name in logs and status.", form="name", example="team-a")]
-    sha256: Annotated[
-        str, Key("SHA-256 of the key, 64 hex digits.", form="sha256", example="0" * 64)
-    ]
-    class_: Annotated[
-        str | None, Key("Class of its requests. None = by the rules.", form="name")
-    ] = msgspec.field(default=None, name="class")
-    choose_class: Annotated[bool, Key("Whether it may send x-gateway-class.")] = False
-    choose_priority: Annotated[
-        bool, Key("Whether its bodies may set `priority`; otherwise it becomes 0.")
-    ] = False
-    models: Annotated[list[str], Key("Globs of the model ids it may use.", form="text")] = (
-        msgspec.field(default_factory=lambda: ["*"])
-    )
-    tokens_per_minute: Annotated[
-        int | None,
-        Key("Token limit: uncached prompt and answer. None = none.", unit="tokens/min", ge=1),
-    ] = None
-    requests_per_minute: Annotated[
-        int | None, Key("Request limit. None = none.", unit="requests/min", ge=1)
-    ] = None
-    tokens_per_day: Annotated[
-        int | None,
-        Key("Hard quota; refused as not retryable. None = none.", unit="tokens/day", ge=1),
-    ] = None
-    streams: Annotated[
-        int | None, Key("Requests at once; more of them wait. None = any number.", ge=1)
-    ] = None
-    expires: Annotated[
-        str | None, Key("Last day it is valid (UTC, YYYY-MM-DD). None = for ever.", form="date")
-    ] = None
-
-
-class QueueConfig(_Section, frozen=True):
-    """Requests held at the gateway while every engine has enough to do."""
-
-    enabled: Annotated[bool, Key("Hold them. Off: everything is sent at once.")] = True
-    owed_s: Annotated[
-        float,
-        Key(
-            "Prefill seconds a backend may owe before the next request is held (W).",
-            unit="s",
-            ge=0,
-            le=60,
-        ),
-    ] = 0.5
-    steal_s: Annotated[
-        float,
-        Key("A backend that owes less takes over what waits for another.", unit="s", ge=0, le=60),
-    ] = 0.125
-    kv_share: Annotated[
-        float,
-        Key("Part of the KV cache that requests may fill before others are held.", ge=0.1, le=1),
-    ] = 0.97
-    overload_kv_share: Annotated[
-        float, Key("The same under overload, for a class of long prompts.", ge=0.1, le=1)
-    ] = 0.7
-    long_prompt_tokens: Annotated[
-        int, Key("Mean prompt from which a class's prompts are long.", unit="tokens", ge=1)
-    ] = 8_000
-
-
 class PollConfig(_Section, frozen=True):
     """Reading the backends' /metrics."""
 
@@ -330,7 +225,13 @@ class StreamsConfig(_Section, frozen=True):
     """Streamed answers."""
 
     keepalive_s: Annotated[
-        float, Key("SSE comment after this much silence. 0 = off.", unit="s", ge=0, le=3_600)
+        float,
+        Key(
+            "SSE comment after this much silence, also while a request waits for a backend. 0 = off.",
+            unit="s",
+            ge=0,
+            le=3_600,
+        ),
     ] = 0.0
     inject_usage: Annotated[
         bool, Key("Ask the engine for usage on streams that did not; removed again for the client.")
@@ -396,6 +297,7 @@ class Config(_Section, frozen=True):
         bool, Key("Send x-gateway-backend, -class, -policy, -prefix, -queue-ms, -attempts.")
     ] = True
     log: Annotated[LogConfig, Key("Logs.")] = LogConfig()
+    usage_log: Annotated[UsageLogConfig, Key("Who used how many tokens.")] = UsageLogConfig()
     record: Annotated[
         str | None,
         Key(
@@ -404,24 +306,3 @@ class Config(_Section, frozen=True):
             form="text",
         ),
     ] = None
-
-
-_CODING_AGENTS = ("claude-cli*", "codex*", "cline*", "aider*", "continue*", "opencode*")
-
-BUILTIN_CLASSES: dict[str, ClassConfig] = {
-    "coding": ClassConfig(
-        match=[
-            MatchConfig(path="/v1/messages"),
-            MatchConfig(tools=True),
-            MatchConfig(min_prompt_tokens=8000),
-            *(MatchConfig(user_agent=agent) for agent in _CODING_AGENTS),
-        ],
-        share=0.5,
-        max_wait_s=30.0,
-        slo=SloConfig(ttft_s=5.0, tpot_s=0.1),
-    ),
-    "chat": ClassConfig(
-        default=True, share=0.5, max_wait_s=5.0, slo=SloConfig(ttft_s=1.0, tpot_s=0.05)
-    ),
-}
-"""Used when `classes` is empty: coding agents with long prompts, and everything else."""

@@ -198,7 +198,7 @@ class Batch:
             self._publish(writer, writer.computed + self._step + 1)
             self._expect(writer)
             depth = found.depth
-            pool.extend(found, hashes, limit)
+            found = pool.match(hashes, limit)  # anew: the writer's last run may have grown
             if found.depth == depth:
                 break
         return found

@@ -67,14 +67,9 @@ class RunPool:
     def match(self, hashes: Sequence[int], limit: int) -> Match:
         """Return what is cached of the first `limit` blocks."""
         found = Match()
-        self.extend(found, hashes, limit)
-        return found
-
-    def extend(self, found: Match, hashes: Sequence[int], limit: int) -> None:
-        """Go on with a match that ended, after more blocks may have been cached."""
         limit = min(limit, len(hashes))
         heads = self._heads
-        at = found.depth
+        at = 0
         while at < limit:
             run = heads.get(hashes[at])
             if run is None:
@@ -84,6 +79,7 @@ class RunPool:
             if not run.refs:
                 found.idle += at - start
         found.depth = at
+        return found
 
     def hold(self, found: Match) -> None:
         """Reference what `match` found; nothing may have been taken or published since."""

@@ -1,7 +1,7 @@
 """The runs a search is made of, told by values so that a child process can make them.
 
 Traffic comes in two parts: what the search may see, and what only the final figures are from.
-Synthetic traffic is split by seed, a recorded trace by time. Never prints.
+Synthetic traffic is split by seed, a recorded trace in time. Never prints.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,13 +16,15 @@ from gateway.sim.fleet_run import FleetSpec, core_settings
 from gateway.sim.measure import SYNTHETIC, traffic_of
 from gateway.sim.profiles import PROFILES
 from gateway.sim.traces import WARM_SHARE
-from gateway.sim.traffic import Dialogue, Traffic, Workload
+from gateway.sim.traffic import Traffic, Workload
 from gateway.sim.tune_space import Values, apply
 
 # Far from any seed a search is given, so that the two parts never share one.
 HELD_SEEDS_FROM = 1_000_000
-# Of a trace's time; what is left over must be long enough for a 95th percentile.
+# Of a trace's requests; what is left over must be enough for a 95th percentile.
 SEARCH_SHARE = 0.6
+# Where the traffic begins that warms caches up for the rest.
+_HELD_FROM = 0.4
 
 Targets = tuple[tuple[str, Slo], ...]
 
@@ -68,18 +70,23 @@ def _workload(source: Source, part: Part, rate: float, seed: int) -> Workload:
 
 
 def _cut(whole: Workload, part: Part) -> Workload:
-    """Return the dialogues of one part of the time, as a workload that begins with cold caches."""
-    at = whole.seconds * SEARCH_SHARE
-    dialogues: list[Dialogue]
+    """Return one part of a trace; the held-out one is warmed up by the end of the other.
+
+    That end is sent, but not counted: conversations go on across the cut, and a cold fleet would be
+    measured instead of a setting.
+    """
+    dialogues = whole.dialogues
+    at = dialogues[int(len(dialogues) * SEARCH_SHARE)].start_s
     if part is Part.SEARCH:
-        dialogues = [d for d in whole.dialogues if d.start_s < at]
-        seconds = at
+        kept = [d for d in dialogues if d.start_s < at]
+        start, seconds, warm_s = 0.0, at, at * WARM_SHARE
     else:
-        dialogues = [d._replace(start_s=d.start_s - at) for d in whole.dialogues if d.start_s >= at]
-        seconds = whole.seconds - at
-    if not dialogues:
+        start = dialogues[int(len(dialogues) * _HELD_FROM)].start_s
+        kept = [d._replace(start_s=d.start_s - start) for d in dialogues if d.start_s >= start]
+        seconds, warm_s = whole.seconds - start, at - start
+    if not kept or seconds <= warm_s:
         raise ValueError(f"{whole.name}: too few requests for a search and a check")
-    return replace(whole, dialogues=dialogues, seconds=seconds, warm_s=seconds * WARM_SHARE)
+    return replace(whole, dialogues=kept, seconds=seconds, warm_s=warm_s)
 
 
 @dataclass(slots=True, frozen=True)

@@ -160,7 +160,7 @@ def _check_table(tuning: Tuning) -> str:
     where = (
         f"seeds {first} to {first + check.runs - 1}"
         if task.source.by_seed
-        else f"the last {1 - SEARCH_SHARE:.0%} of its time"
+        else f"the last {1 - SEARCH_SHARE:.0%} of its requests"
     )
     head = f"Held-out traffic ({where}), means of {check.runs} runs"
     rows = [{**row, "policy": label} for label, row in check.rows.items()]

@@ -15,15 +15,20 @@ UNIQUE = Source("synthetic:unique", 150)
 RUN = Run(UNIQUE, Part.SEARCH, 20.0, 1, 2, "h100_8b", "cost")
 
 
-def test_a_trace_is_cut_in_time_and_every_request_is_in_one_part() -> None:
+def test_every_request_of_a_trace_counts_in_one_part_and_its_past_warms_the_held_out_one() -> None:
     whole = traffic_of(SHIPPED.trace)(2.0, 1)
     search, held = (SHIPPED.traffic(part)(2.0, 1) for part in Part)
-    at = SEARCH_SHARE * whole.seconds
-    moved = [d._replace(start_s=d.start_s + at) for d in held.dialogues]
-    assert [d.hashes for d in (*search.dialogues, *moved)] == [d.hashes for d in whole.dialogues]
-    assert max(d.start_s for d in search.dialogues) < at <= min(d.start_s for d in moved)
-    assert search.seconds + held.seconds == pytest.approx(whole.seconds)
-    assert 0 < held.warm_s < held.seconds
+    counted = [d for d in held.dialogues if d.start_s >= held.warm_s]
+    warming = len(held.dialogues) - len(counted)
+    apart = [d.hashes for d in (*search.dialogues, *counted)]
+    assert apart == [d.hashes for d in whole.dialogues]
+    assert len(search.dialogues) == int(SEARCH_SHARE * len(whole.dialogues))
+    assert [d.hashes for d in held.dialogues[:warming]] == [
+        d.hashes for d in search.dialogues[-warming:]
+    ]
+    assert 0 < warming < len(search.dialogues)
+    assert held.dialogues[0].start_s == 0.0
+    assert search.seconds + held.seconds - held.warm_s == pytest.approx(whole.seconds)
 
 
 def test_parts_of_synthetic_traffic_share_no_prompt() -> None:
@@ -36,7 +41,7 @@ def test_parts_of_synthetic_traffic_share_no_prompt() -> None:
 def test_a_trace_too_short_for_two_parts_is_told() -> None:
     few = Source(SHIPPED.trace, 1)
     with pytest.raises(ValueError, match="too few requests"):
-        few.traffic(Part.HELD)(1.0, 1)
+        few.traffic(Part.SEARCH)(1.0, 1)
 
 
 def test_own_targets_replace_the_workloads() -> None:

@@ -10,6 +10,7 @@ from gateway.config.schema import Config, ModelConfig
 from gateway.core.prompter import BytePrompter
 from gateway.prompt.load import TokenizerProblem
 from gateway.prompt.shelf import Tokenizers
+from gateway.prompt.tokens import TokenPrompter
 from tests.tokenizer_kit import write_tokenizer
 
 
@@ -96,3 +97,28 @@ def test_closing_ends_the_pool_if_there_is_one(shelf: Tokenizers, file: Path) ->
     assert pool is not None
     with pytest.raises(RuntimeError):
         pool._executor.submit(print)
+
+
+def test_blocks_are_as_large_as_the_engines_of_each_model(shelf: Tokenizers, file: Path) -> None:
+    found = shelf.prompters(config(a=file, b=file, c=None))
+    sizes = {"a": 32, "b": None, "c": 64}
+
+    assert shelf.fit_blocks(sizes.get) == ["a"]
+    assert shelf.fit_blocks(sizes.get) == []
+    prompter = found["a"]
+    assert isinstance(prompter, TokenPrompter)
+    assert [prompter.block_tokens_of(name) for name in "ab"] == [32, 16]
+
+
+def test_another_chat_template_is_another_prompter(shelf: Tokenizers, file: Path) -> None:
+    template = file.parent / "other.jinja"
+    template.write_text("{{ messages[0].content }}")
+    models = [
+        ModelConfig(name="a", tokenizer=str(file)),
+        ModelConfig(name="b", tokenizer=str(file), chat_template=str(template)),
+    ]
+    found = shelf.prompters(Config(models=models))
+
+    assert found["a"] is not found["b"]
+    later(template)
+    assert shelf.prompters(Config(models=models))["b"] is not found["b"]

@@ -17,6 +17,14 @@ from typing import Any, Final
 
 import orjson
 
+from gateway.core.answer_shapes import (
+    OPENING,
+    THINK,
+    as_messages,
+    begun_calls,
+    tool_call,
+    whole_items,
+)
 from gateway.core.canonical import continued
 from gateway.core.chain import chain_blocks
 from gateway.core.request import ParsedRequest
@@ -58,8 +66,6 @@ _REASONS: Final = re.compile(
 _REASON_WORDS: Final = (b"reasoning", b"think")
 _CHAT_TEXT: Final = b'"message":{"role":"assistant","content":"'
 _BACKSLASH: Final = 0x5C
-_THINK: Final = b"<think>"
-_OPENING: Final = 64
 _ASSISTANT: Final = continued([{"role": "assistant", "content": ""}])
 _STRING: Final = re.compile(rb'(?:[^"\\]|\\.)*')
 
@@ -93,7 +99,7 @@ def whole_answer(api: Api | None, data: bytes, tokens: int | None) -> "Said | No
 def grown(chain: Chain, said: "Said") -> "array[int] | None":
     """Return the hashes of the prompt and the answer after it; None where that adds no block."""
     size = chain.block_bytes
-    if not size or said.size_hint < _LEAST_BYTES:
+    if not size or chain.exact or said.size_hint < _LEAST_BYTES:
         return None
     text = said.continuation()
     if not text:
@@ -206,9 +212,22 @@ class Said:
             return
         try:
             answer = orjson.loads(data[data.find(b"{") :])
-            self._items = _read(self._api, answer)
+            self._items = whole_items(self._api, answer)
         except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError):
             self._lose()
+
+    def text(self) -> str | None:
+        """Return the text it begins with; None = none, or nothing of it will come back."""
+        items = self.items()
+        if isinstance(items, str):
+            return items
+        if not items:
+            return None
+        first = items[0]
+        content = first.get("content") if isinstance(first, dict) else None
+        if isinstance(content, list) and content and isinstance(content[0], dict):
+            content = content[0].get("text")
+        return content if isinstance(content, str) else None
 
     def continuation(self) -> bytes | None:
         """Return how the prompt's canonical stream goes on with this answer."""
@@ -217,7 +236,7 @@ class Said:
             if b"\\" in text:
                 plain = _unescaped(self._text)
                 text = b"" if plain is None else plain.encode()
-            if not text or _THINK in text[:_OPENING]:
+            if not text or THINK.encode() in text[:OPENING]:
                 return None
             return text if self._api is Api.COMPLETIONS else _ASSISTANT + text
         items = self.items()
@@ -230,17 +249,26 @@ class Said:
         if self._items is not None or self._lost:
             return self._items
         text = _unescaped(self._text)
-        if text is None or _THINK.decode() in text[:_OPENING]:
+        if text is None or THINK in text[:OPENING]:
             return None
         api = self._api
         if api is Api.COMPLETIONS:
             return text or None
-        calls = [_call(api, head, parts) for head, parts in self._calls]
-        if None in calls:
-            calls = []
+        calls = self._finished_calls(api)
         if not text and not calls:
             return None
-        return _message(api, text, calls)
+        return as_messages(api, text, calls)
+
+    def _finished_calls(self, api: Api) -> list[dict[str, Any]]:
+        """Return all tool calls; none where one of them cannot be told."""
+        calls = []
+        for head, parts in self._calls:
+            arguments = _unescaped(parts)
+            call = None if arguments is None else tool_call(api, head, arguments)
+            if call is None:
+                return []
+            calls.append(call)
+        return calls
 
     # -- inside -----------------------------------------------------------------------------
 
@@ -285,7 +313,7 @@ class Said:
     def _begin(self, event: bytes) -> bool:
         """Take in an event if a call begins in it."""
         try:
-            begun = _begun(self._api, orjson.loads(event[5:]))
+            begun = begun_calls(self._api, orjson.loads(event[5:]))
         except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError):
             self._lose()
             return True
@@ -333,64 +361,3 @@ def _unescaped(parts: list[bytes]) -> str | None:
     except orjson.JSONDecodeError:  # half a surrogate pair
         return None
     return text if isinstance(text, str) else None
-
-
-def _begun(api: Api, event: dict[str, Any]) -> list[tuple[dict[str, Any], bytes]]:
-    """Return the tool calls that begin in an event, each with the start of its arguments."""
-    if api is Api.MESSAGES:
-        block = event.get("content_block")
-        if not isinstance(block, dict) or block.get("type") != "tool_use":
-            return []
-        return [({"id": block["id"], "name": block["name"]}, b"")]
-    begun = []
-    for choice in event["choices"]:
-        for call in choice["delta"].get("tool_calls") or ():
-            function = call.get("function") or {}
-            if function.get("name"):
-                head = {"id": call.get("id"), "name": function["name"]}
-                start = orjson.dumps(function.get("arguments") or "")[1:-1]
-                begun.append((head, start))
-    return begun
-
-
-def _call(api: Api, head: dict[str, Any], parts: list[bytes]) -> dict[str, Any] | None:
-    arguments = _unescaped(parts)
-    if arguments is None:
-        return None
-    if api is Api.CHAT:
-        function = {"name": head["name"], "arguments": arguments}
-        return {"id": head["id"], "type": "function", "function": function}
-    try:
-        given = orjson.loads(arguments or "{}")
-    except orjson.JSONDecodeError:
-        return None
-    return {"type": "tool_use", "id": head["id"], "name": head["name"], "input": given}
-
-
-def _message(api: Api, text: str, calls: list[Any]) -> list[Any]:
-    if api is Api.CHAT:
-        message = {"role": "assistant", "content": text or None}
-        return [message | {"tool_calls": calls} if calls else message]
-    parts: list[Any] = [{"type": "text", "text": text}] if text else []
-    return [{"role": "assistant", "content": parts + calls}]
-
-
-def _read(api: Api, answer: dict[str, Any]) -> "list[Any] | str | None":
-    """Return the items of a whole answer; None where it reasons."""
-    if api is Api.COMPLETIONS:
-        text = answer["choices"][0]["text"]
-        return text if isinstance(text, str) and text else None
-    if api is Api.MESSAGES:
-        parts = answer["content"]
-        plain = all(part["type"] in ("text", "tool_use") for part in parts)
-        return [{"role": "assistant", "content": parts}] if parts and plain else None
-    if api is Api.RESPONSES:
-        items = answer["output"]
-        return items if all(item["type"] != "reasoning" for item in items) else None
-    message = answer["choices"][0]["message"]
-    if message.get("reasoning") or message.get("reasoning_content"):
-        return None
-    content = message.get("content")
-    if isinstance(content, str) and _THINK.decode() in content[:_OPENING]:
-        return None
-    return _message(api, content or "", message.get("tool_calls") or [])

@@ -9,6 +9,7 @@ from array import array
 from collections import OrderedDict
 from typing import Any, Final, Protocol
 
+from gateway.core.answer import Said, grown
 from gateway.core.canonical import canonical
 from gateway.core.chain import BLOCK_BYTES, narrow_blocks
 from gateway.core.chain_memo import ChainMemo
@@ -56,6 +57,13 @@ class Prompter(Protocol):
 
     def chain(self, request: ParsedRequest, *, isolation: str = "", cls: str = "") -> Chain:
         """Return the prompt's chain now. `cls` sharpens an estimate where the class is known."""
+        ...
+
+    def grow(self, chain: Chain, said: Said) -> "array[int] | None":
+        """Return the hashes of a prompt and its answer, as the next turn will send them.
+
+        None = not known, or not a block more than the prompt's.
+        """
         ...
 
     def learn(self, model: str, cls: str, chain: Chain, prompt_tokens: int) -> None:
@@ -106,6 +114,10 @@ class BytePrompter:
         )
 
     start = chain  # bytes are hashed at 1 GB/s: there is nothing to wait for
+
+    def grow(self, chain: Chain, said: Said) -> "array[int] | None":
+        """Return the hashes of the prompt and the answer after it."""
+        return grown(chain, said)
 
     def learn(self, model: str, cls: str, chain: Chain, prompt_tokens: int) -> None:
         """Take in the prompt tokens an engine reported. `model` is the name the chain was made of.

@@ -8,10 +8,10 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from gateway.core.answer import Said, grown
+from gateway.core.answer import Said
 from gateway.core.prompter import Prompter
 from gateway.core.scan import NO_USAGE
-from gateway.core.types import Api, Finish, Outcome, Ticket
+from gateway.core.types import Api, Finish, Outcome, Ticket, Usage
 from gateway.edge.client import ClientConnection
 from gateway.edge.homes import Home
 from gateway.edge.http import HttpRequest
@@ -209,13 +209,8 @@ class Endings:
                 if ticket.held:
                     handler.parking.leave(ticket)
                 handler.dispatcher.finish(ticket, finish, now)
-                if said is not None:
-                    hashes = grown(ticket.query.chain, said)
-                    if hashes is not None:
-                        handler.dispatcher.grow(ticket, hashes, now)
-                if usage.prompt_tokens is not None and self._prompter is not None:
-                    query = ticket.query
-                    self._prompter.learn(query.model, query.cls, query.chain, usage.prompt_tokens)
+                if self._prompter is not None:
+                    self._teach(self._prompter, ticket, usage, said)
             if opening and ticket is not None and self._route.api is Api.RESPONSES:
                 home = Home(ticket.backend, ticket.query.model, record.key)
                 handler.responses.learn(opening, home)
@@ -225,6 +220,16 @@ class Endings:
         handler.telemetry.finished(record)
         if handler.recorder is not None:
             self._write_down(handler.recorder, finish)
+
+    def _teach(self, prompter: Prompter, ticket: Ticket, usage: Usage, said: Said | None) -> None:
+        """Learn the prompt's real length, and that its backend holds the answer as well."""
+        query = ticket.query
+        if said is not None:
+            hashes = prompter.grow(query.chain, said)
+            if hashes is not None:
+                self._handler.dispatcher.grow(ticket, hashes, self._handler.clock())
+        if usage.prompt_tokens is not None:
+            prompter.learn(query.model, query.cls, query.chain, usage.prompt_tokens)
 
     def _write_down(self, recorder: Recorder, finish: Finish) -> None:
         """Give a request that was admitted to the trace; one that was refused is there already."""

@@ -167,9 +167,19 @@ class Route:
         if self._runs:
             self._keep_tip()
         end = self._tail + ids[-1]
-        hashes = self._hashes + chain_tokens(end, self._link, self._block_tokens)
+        size, link = self._block_tokens, self._link
+        last = chain_tokens(end, link, size)
         tokens = self._tokens + len(ids[-1])
-        return Chain(hashes, self._block_tokens, tokens, True, tokens * ID_BYTES)
+        return Chain(
+            self._hashes + last,
+            size,
+            tokens,
+            True,
+            tokens * ID_BYTES,
+            tail=end[len(last) * size :].tobytes(),
+            link=last[-1] if last else link,
+            block_bytes=size * ID_BYTES,
+        )
 
     # -- what is known ----------------------------------------------------------------------
 

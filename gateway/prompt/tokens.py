@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 import xxhash
 
+from gateway.core.answer import Said
 from gateway.core.chain import ID_BYTES, chain_tokens, token_seed
 from gateway.core.prompter import PendingChain, Prompter
 from gateway.core.request import ParsedRequest
@@ -32,6 +33,7 @@ MAX_TEXT_CHARS: Final = 1024 * 1024
 """Longer prompts are chained by bytes: encoding one would hold the caller up for half a second."""
 
 CACHE_BYTES: Final = 64 * 1024 * 1024
+_CUT_TOKENS: Final = 8
 _ENTRY_BYTES: Final = 200  # key, array header, table entry
 
 
@@ -259,12 +261,17 @@ class TokenPrompter:
             self.render_whole()
 
     def _exact(self, ids: "array[int]", chained: Chained) -> Chain:
+        size = chained.block_tokens
+        hashes = chain_tokens(ids, chained.seed, size)
         return Chain(
-            hashes=chain_tokens(ids, chained.seed, chained.block_tokens),
-            tokens_per_block=chained.block_tokens,
+            hashes=hashes,
+            tokens_per_block=size,
             tokens=len(ids),
             exact=True,
             text_bytes=len(ids) * ID_BYTES,
+            tail=ids[len(hashes) * size :].tobytes(),
+            link=hashes[-1] if hashes else chained.seed,
+            block_bytes=size * ID_BYTES,
         )
 
     def _by_bytes(
@@ -277,6 +284,30 @@ class TokenPrompter:
             return self._fallback.chain(request, isolation=isolation, cls=cls)
         finally:
             request.model = asked
+
+    def grow(self, chain: Chain, said: Said) -> "array[int] | None":
+        """Return the hashes of the prompt and the answer's text after it; None = no block more.
+
+        The next turn renders the answer where this prompt ends. Encoded here and now, so of a long
+        one only the beginning counts, less the last tokens, which the cut may have changed.
+        """
+        if not chain.exact:
+            return self._fallback.grow(chain, said)
+        text = said.text()
+        if not text or text[0].isspace():  # it may become one token with what is before it
+            return None
+        encoder, size = self._encoder, chain.block_bytes // ID_BYTES
+        most = encoder.inline_chars
+        try:
+            ids = encoder.encode(text[:most])
+        except CannotEncode:
+            return None
+        if len(text) > most:
+            del ids[-_CUT_TOKENS:]
+        open_end = array("I")
+        open_end.frombytes(chain.tail)
+        more = chain_tokens(open_end + ids, chain.link, size)
+        return chain.hashes + more if more else None
 
     def learn(self, model: str, cls: str, chain: Chain, prompt_tokens: int) -> None:
         """Check an exact count against the engine's; pass an estimate on to the fallback."""

@@ -11,11 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import orjson
 
 from gateway.core.types import Chain, Outcome, Query, Usage
+from gateway.telemetry.rotating import RotatingFile
 
 _log = logging.getLogger("radixgate.record")
 # A prompt of 128k tokens is 2,000 hashes in byte mode, 16 KB: at most some 100 MB wait, mostly 2.
@@ -56,13 +57,11 @@ class Recorder:
         self.dropped = 0
         self.path = path
         self._started_at = started_at
-        self._most_bytes = most_bytes
-        self._kept = kept
         self._most_waiting = most_waiting
         self._queue: SimpleQueue[Note | None] = SimpleQueue()
         self._closing = Event()
-        self._file: BinaryIO = path.open("ab")  # an error is the caller's: a path we cannot write
-        self._size = self._file.tell()
+        # an error is the caller's: a path we cannot write
+        self._file = RotatingFile(path, most_bytes=most_bytes, kept=kept)
         self._thread = Thread(target=self._run, name="recorder", daemon=True)
         self._thread.start()
 
@@ -95,10 +94,11 @@ class Recorder:
             while (note := self._queue.get()) is not None:
                 notes = [note]
                 last = self._drain(notes)
-                self._write(b"".join([line(one) for one in notes]))
+                self._file.write(b"".join([line(one) for one in notes]))
                 if last:
                     return
-                self._closing.wait(_PAUSE_S)
+                if len(notes) < _BATCH:
+                    self._closing.wait(_PAUSE_S)
         except OSError as error:
             _log.error("the trace is no longer recorded: %s", error)
             self._most_waiting = 0
@@ -112,26 +112,6 @@ class Recorder:
                     return True
                 notes.append(note)
         return False
-
-    def _write(self, lines: bytes) -> None:
-        if self._size and self._size + len(lines) > self._most_bytes:
-            self._rotate()
-        self._file.write(lines)
-        self._file.flush()
-        self._size += len(lines)
-
-    def _rotate(self) -> None:
-        self._file.close()
-        for number in range(self._kept - 1, 0, -1):
-            older = self._numbered(number)
-            newer = self._numbered(number - 1) if number > 1 else self.path
-            if newer.exists():
-                newer.replace(older)
-        self._file = self.path.open("wb")
-        self._size = 0
-
-    def _numbered(self, number: int) -> Path:
-        return self.path.with_name(f"{self.path.name}.{number}")
 
 
 def line(note: Note) -> bytes:

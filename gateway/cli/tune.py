@@ -13,6 +13,9 @@ from pathlib import Path
 
 import orjson
 
+from gateway.config import build
+from gateway.config.load import load
+from gateway.config.schema import Config
 from gateway.core.settings import Slo
 from gateway.extras import MissingExtra, load_figure, load_optuna
 from gateway.sim import tune_show
@@ -57,7 +60,16 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
         help=f"what is to be better, may be repeated: {', '.join(OBJECTIVES)}, or one of a class, "
         f"as coding.ttft_p95 (default: {', '.join(_GOALS)}; and gpus with --replicas auto)",
     )
-    parser.add_argument("--policy", choices=TUNABLE, default="cost", help="whose constants")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="a gateway's configuration: its routing, queue and classes with their slo take the place "
+        "of the defaults",
+    )
+    parser.add_argument(
+        "--policy", choices=TUNABLE, help="whose constants (default: cost, or the configuration's)"
+    )
     parser.add_argument(
         "--keys",
         action="append",
@@ -161,9 +173,11 @@ def _task(args: argparse.Namespace) -> Task:
     """Return what is asked for.
 
     Raises:
-        OSError, ValueError: it makes no sense.
+        ConfigErrors, OSError, ValueError: it makes no sense.
     """
-    source = Source(args.trace, args.requests, tuple(args.slo))
+    config = None if args.config is None else load(args.config, env=os.environ).config
+    policy = args.policy or (config or Config()).routing.policy
+    source = _source(args, config)
     auto = args.replicas == AUTO
     rate = args.rate
     if auto:
@@ -178,8 +192,8 @@ def _task(args: argparse.Namespace) -> Task:
     return Task(
         source,
         goals,
-        knobs(args.policy, args.keys),
-        policy=args.policy,
+        knobs(policy, args.keys, config),
+        policy=policy,
         rate=rate,
         load=None if rate else args.load or DEFAULT_LOAD,
         replicas=None if auto else args.replicas,
@@ -189,7 +203,23 @@ def _task(args: argparse.Namespace) -> Task:
         trials=args.trials,
         share=args.slo_share,
         most=args.most,
+        config=config,
     )
+
+
+def _source(args: argparse.Namespace, config: Config | None) -> Source:
+    """Return the traffic, judged by the workload's targets < the configuration's < the options'."""
+    slos: dict[str, Slo] = dict(args.slo)
+    if config is not None:
+        known = _small(Source(args.trace, args.requests)).traffic(Part.SEARCH)(1.0, 1).slos
+        own = {spec.name: spec.slo for spec in build.core_settings(config, {}).classes}
+        slos = {name: own[name] for name in own if name in known} | slos
+    return Source(args.trace, args.requests, tuple(slos.items()))
+
+
+def _small(source: Source) -> Source:
+    """Return the same, few requests only where making them takes time."""
+    return Source(source.trace, 50) if source.by_seed else Source(source.trace, source.requests)
 
 
 def _check_classes(source: Source, goals: tuple[Objective, ...]) -> None:
@@ -197,7 +227,7 @@ def _check_classes(source: Source, goals: tuple[Objective, ...]) -> None:
 
     A synthetic one is made at a small rate, thus of few requests.
     """
-    few = Source(source.trace, 50) if source.by_seed else source
+    few = _small(source)
     known = {name for part in Part for name in few.traffic(part)(1.0, 1).slos}
     named = {name for name, _ in source.slos} | {goal.cls for goal in goals if goal.cls}
     if wrong := sorted(named - known):

@@ -9,6 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from gateway.config import build
+from gateway.config.schema import Config
+from gateway.core.settings import CoreSettings
 from gateway.extras import load_optuna
 from gateway.sim.measure import Workers
 from gateway.sim.tune_goals import GPUS, Objective, front, lost, score
@@ -31,7 +34,8 @@ WORTH = 0.99
 class Task:
     """What is tuned on what. `replicas` None = as many as the defaults need for `share` within SLO.
 
-    `rate` None = `load` of the fleet's capacity. `seeds` is how many each trial is run with.
+    `rate` None = `load` of the fleet's capacity. `seeds` is how many each trial is run with. `config`
+    takes the place of the defaults: what it says of routing, queue and classes.
     """
 
     source: Source
@@ -47,6 +51,12 @@ class Task:
     trials: int = 40
     share: float = 0.99
     most: int = 64
+    config: Config | None = None
+
+    @property
+    def own(self) -> CoreSettings | None:
+        """Return what the configuration makes of the core; None = the defaults are tuned."""
+        return None if self.config is None else build.core_settings(self.config, {})
 
     @property
     def counts_gpus(self) -> bool:
@@ -309,7 +319,17 @@ class Tuner:
         replicas = task.replicas or 1
         name = policy or task.policy
         return Run(
-            task.source, part, rate, seed, replicas, task.profile, name, values, label, task.load
+            task.source,
+            part,
+            rate,
+            seed,
+            replicas,
+            task.profile,
+            name,
+            values,
+            label,
+            task.load,
+            task.own,
         )
 
     def _need(

@@ -17,7 +17,7 @@ from gateway.sim.measure import SYNTHETIC, traffic_of
 from gateway.sim.profiles import PROFILES
 from gateway.sim.traces import WARM_SHARE
 from gateway.sim.traffic import Traffic, Workload
-from gateway.sim.tune_space import Values, apply
+from gateway.sim.tune_space import Values, apply, held
 
 # Far from any seed a search is given, so that the two parts never share one.
 HELD_SEEDS_FROM = 1_000_000
@@ -91,7 +91,7 @@ def _cut(whole: Workload, part: Part) -> Workload:
 
 @dataclass(slots=True, frozen=True)
 class Run:
-    """One setting on one part of the traffic; `policy` has the gateway's defaults but for `values`."""
+    """One setting on one part of the traffic: the gateway's defaults, or `own`, but for `values`."""
 
     source: Source
     part: Part
@@ -103,6 +103,7 @@ class Run:
     values: Values = ()
     label: str = ""
     load: float | None = None
+    own: CoreSettings | None = None
 
     @property
     def fleet(self) -> FleetSpec:
@@ -115,12 +116,23 @@ class Run:
 
     def figures(self) -> dict[str, Any]:
         """Run it; return the figures of the contract's section 8."""
-        setting = Setting(self.policy, partial(_changed, self.values), self.label or self.policy)
+        setting = Setting(self.policy, self.changed, self.label or self.policy)
         return run_cell(self.workload(), setting, self.fleet, seed=self.seed, load=self.load)
 
-
-def _changed(values: Values, settings: CoreSettings) -> CoreSettings:
-    return apply(settings, values)
+    def changed(self, settings: CoreSettings) -> CoreSettings:
+        """Return what is run where `settings` are the defaults; targets stay the workload's."""
+        if self.own is not None:
+            classes = {spec.name: spec for spec in self.own.classes}
+            settings = replace(
+                settings,
+                classes=tuple(
+                    replace(classes.get(spec.name, spec), slo=spec.slo, default=spec.default)
+                    for spec in settings.classes
+                ),
+                routing=replace(self.own.routing, policy=self.policy, shadow=None),
+                queue=replace(self.own.queue, enabled=self.own.queue.enabled and held(self.policy)),
+            )
+        return apply(settings, self.values)
 
 
 @dataclass(slots=True, frozen=True)
@@ -145,7 +157,7 @@ class Need:
 
     def _kept(self, run: Run) -> bool:
         workload = run.workload()
-        settings = apply(core_settings(workload, run.fleet, run.policy), run.values)
+        settings = run.changed(core_settings(workload, run.fleet, run.policy))
         kept = within_share(workload, settings, run.fleet, seed=run.seed, least=self.share)
         return kept >= self.share
 

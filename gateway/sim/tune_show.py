@@ -31,18 +31,24 @@ def verdict(tuning: Tuning) -> str:
     """Return in one line whether there is anything to change."""
     check, best = tuning.check, tuning.found()
     if best is None:
-        return "nothing better than the defaults was found"
+        return f"nothing better than {_zero(tuning)} was found"
     if check is None or check.score is None:
         return f"trial {best.number}, interrupted before it was checked on held-out traffic"
     measured = (
-        f"score {check.score:.3f} (1 = the defaults), "
+        f"score {check.score:.3f} (1 = {_zero(tuning)}), "
         f"better on {check.better_on} of {check.runs} runs"
     )
     if check.worse_slo:
         measured += ", but fewer requests of some class within SLO"
     if check.holds:
         return f"trial {best.number} holds on held-out traffic: {measured}"
-    return f"keep the defaults: trial {best.number} does not hold on held-out traffic: {measured}"
+    return (
+        f"keep {_zero(tuning)}: trial {best.number} does not hold on held-out traffic: {measured}"
+    )
+
+
+def _zero(tuning: Tuning) -> str:
+    return "the defaults" if tuning.task.config is None else "your configuration"
 
 
 def warning(tuning: Tuning) -> str:
@@ -62,7 +68,7 @@ def config(tuning: Tuning) -> str:
     use = best is not None and (check is None or check.holds)
     values = best.values if best is not None and use else ()
     notes = [f"radixgate tune {tuning.task.source.trace}: {verdict(tuning)}"]
-    return fragment(tuning.task.policy, values, notes)
+    return fragment(tuning.task.policy, values, notes, tuning.task.config)
 
 
 def as_json(tuning: Tuning, *, interrupted: bool) -> dict[str, Any]:
@@ -121,7 +127,7 @@ def _front_table(tuning: Tuning) -> str:
         goals.append(OBJECTIVES["slo"])
     found = tuning.found()
     lines = [
-        "Pareto front, on what was searched (trial 0 = the defaults; score: lower is better)",
+        f"Pareto front, on what was searched (trial 0 = {_zero(tuning)}; score: lower is better)",
         f"{'trial':>5}" + "".join(f"{g.title:>{_width(g)}}" for g in goals) + f"{'score':>9}",
     ]
     for trial in _listed(tuning):

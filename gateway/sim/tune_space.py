@@ -23,17 +23,18 @@ DIGITS = 3  # a fourth one is noise, and what is printed must be what was run
 
 @dataclass(slots=True, frozen=True)
 class Knob:
-    """A key and the range searched; `log` = in steps of equal ratio."""
+    """A key and the range searched; `log` = in steps of equal ratio; `own` = what a file has."""
 
     key: str
     low: float
     high: float
     log: bool = True
+    own: float | None = None
 
     @property
     def default(self) -> float:
-        """Return what the gateway runs with when the key is not given."""
-        return float(reduce(getattr, self.key.split("."), Config()))  # type: ignore[arg-type]
+        """Return what the gateway runs with when nothing is changed."""
+        return _value(Config(), self.key) if self.own is None else self.own
 
     def settled(self, value: float) -> float:
         """Return the value with the digits it is written with, within the range."""
@@ -81,16 +82,23 @@ TUNABLE = tuple(dict.fromkeys(knob.key.split(".")[1] for knob in (*_COST, *_OTHE
 """Policies that have anything to search."""
 
 
-def knobs(policy: str, wanted: Sequence[str] = ()) -> tuple[Knob, ...]:
+def knobs(
+    policy: str, wanted: Sequence[str] = (), config: Config | None = None
+) -> tuple[Knob, ...]:
     """Return what is searched for a policy: its keys, or those that match one of `wanted`.
 
     Each of `wanted` is a key or a pattern (`routing.cost.*`), and may say the range:
-    `queue.owed_s=0.2:2`.
+    `queue.owed_s=0.2:2`. `config` has the defaults, where they are not the schema's.
 
     Raises:
         ValueError: the policy has nothing to search, a pattern names nothing, or a range is none.
     """
-    usual, all_ = _of(policy)
+    usual, all_ = (
+        tuple(
+            knob if config is None else replace(knob, own=_value(config, knob.key)) for knob in of
+        )
+        for of in _of(policy)
+    )
     if not all_:
         raise ValueError(f"policy {policy} has nothing to tune: one of {', '.join(TUNABLE)}")
     if not wanted:
@@ -108,10 +116,19 @@ def knobs(policy: str, wanted: Sequence[str] = ()) -> tuple[Knob, ...]:
 
 def _of(policy: str) -> tuple[tuple[Knob, ...], tuple[Knob, ...]]:
     """Return what is searched unless told otherwise, and all there is."""
-    if policy == Config().routing.policy:  # the only one that is simulated with a queue
+    if held(policy):
         return (*_COST, *_QUEUE), (*_COST, *_MINOR, *_QUEUE)
     own = tuple(knob for knob in _OTHERS if knob.key.split(".")[1] == policy)
     return own, own
+
+
+def held(policy: str) -> bool:
+    """Return whether it is simulated with the gateway's queue: others run as their authors run them."""
+    return policy == Config().routing.policy
+
+
+def _value(config: Config, key: str) -> float:
+    return float(reduce(getattr, key.split("."), config))  # type: ignore[arg-type]
 
 
 def _ranged(knob: Knob, span: str) -> Knob:
@@ -137,18 +154,21 @@ def _put(spec: _T, path: Sequence[str], value: float) -> _T:
     return replace(spec, **{first: below})  # type: ignore[type-var]
 
 
-def fragment(policy: str, values: Values, notes: Iterable[str] = ()) -> str:
-    """Return YAML that makes a gateway run as was simulated; keys at their defaults are left out.
+def fragment(
+    policy: str, values: Values, notes: Iterable[str] = (), config: Config | None = None
+) -> str:
+    """Return YAML that makes a gateway run as was simulated; what `config` has is left out.
 
-    `notes` become comments above it.
+    `config` None = the defaults. `notes` become comments above it.
     """
-    defaults = Config()
+    defaults = config or Config()
     data: dict[str, Any] = {}
     if policy != defaults.routing.policy:
-        # Simulated as their authors run them: nothing is held at the gateway.
-        data = {"routing": {"policy": policy}, "queue": {"enabled": False}}
+        data["routing"] = {"policy": policy}
+    if defaults.queue.enabled and not held(policy):
+        data["queue"] = {"enabled": False}
     for key, value in values:
-        if value != reduce(getattr, key.split("."), defaults):  # type: ignore[comparison-overlap]
+        if value != _value(defaults, key):
             *sections, name = key.split(".")
             place = data
             for section in sections:

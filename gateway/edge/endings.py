@@ -200,6 +200,7 @@ class Endings:
             record.cached_tokens = usage.cached_tokens
             if usage.prompt_tokens is not None:
                 record.prompt_tokens = usage.prompt_tokens
+        _note_use(record, ticket, finish)
         live = handler.live
         live.discard(self)
         if handler.draining and not live:
@@ -236,6 +237,16 @@ class Endings:
         if self.ticket is not None:
             at = self.record.received_at
             recorder.note(self.ticket.query, finish.usage, finish.chunks, finish.outcome, at)
+
+
+def _note_use(record: RequestRecord, ticket: Ticket | None, finish: Finish) -> None:
+    """Note whether the prompt was computed, and what came of an answer: a broken one as well."""
+    if ticket is None or not ticket.query.prefills:
+        return
+    left = finish.outcome is Outcome.CLIENT_CLOSED and finish.sent
+    record.ran = left or finish.prefilled or ticket.first_token_at is not None
+    if ticket.query.expected_output_tokens:
+        record.chunks = finish.chunks
 
 
 def _told_all(relay: Relay) -> bool:

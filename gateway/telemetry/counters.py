@@ -58,6 +58,25 @@ class Row:
         self.cached = 0
 
 
+class KeyRow:
+    """What one API key used, and how its requests ended."""
+
+    __slots__ = ("outcomes", "tokens")
+
+    def __init__(self) -> None:
+        self.outcomes: dict[Outcome, int] = {}
+        self.tokens = dict.fromkeys(("prompt", "cached", "completion"), 0)
+
+    def count(self, record: RequestRecord) -> None:
+        """Add a finished request; one that never ran used nothing."""
+        outcomes, tokens = self.outcomes, self.tokens
+        outcomes[record.outcome] = outcomes.get(record.outcome, 0) + 1
+        if record.ran:
+            tokens["prompt"] += record.prompt_tokens or 0
+            tokens["cached"] += record.cached_tokens or 0
+            tokens["completion"] += record.used_completion_tokens
+
+
 Names = tuple[str | None, str | None, str | None]
 """A request's class, model and backend, as it came."""
 
@@ -73,6 +92,7 @@ class Counters:
 
     def __init__(self) -> None:
         self.rows: dict[tuple[str, str, str], Row] = {}
+        self.keys: dict[str, KeyRow] = {}
         self.requests: dict[tuple[str, str], Histogram] = {}
         self.ttfts: dict[tuple[str, str], Histogram] = {}
         self.itls: dict[tuple[str, str], Histogram] = {}
@@ -88,13 +108,18 @@ class Counters:
         self._backends: frozenset[str] = frozenset()
 
     def set_labels(
-        self, classes: Iterable[str], models: Iterable[str], backends: Iterable[str]
+        self,
+        classes: Iterable[str],
+        models: Iterable[str],
+        backends: Iterable[str],
+        keys: Iterable[str] = (),
     ) -> None:
         """Take the configured names: series of names that left disappear, the rest go on.
 
         Of very many models (a fleet's LoRA ids) the first 256 have a label of their own.
         """
         self._books.clear()
+        self.keys = {name: self.keys.get(name) or KeyRow() for name in keys}
         self._classes = frozenset(classes)
         self._models = frozenset(islice(dict.fromkeys(models), _MAX_MODELS))
         self._backends = frozenset(backends)
@@ -127,6 +152,8 @@ class Counters:
     def count(self, record: RequestRecord) -> None:
         """Add a finished request to its row and, if it reached a backend, to the histograms."""
         backend, outcome = record.backend, record.outcome
+        if record.key is not None and (used := self.keys.get(record.key)) is not None:
+            used.count(record)
         names = (record.cls, record.model, backend)
         row, requests, queues, ttfts = self._books.get(names) or self._book(names)
         try:

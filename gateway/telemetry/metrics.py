@@ -31,7 +31,8 @@ class Telemetry:
     """Every counter of the contract's section 6, and the request line of the log.
 
     `source` is the dispatcher; `clock` gives monotonic seconds; `log` takes each finished record,
-    or is None while request lines are off (it may be replaced at any time, see `logs.Logs`).
+    or is None while request lines are off (it may be replaced at any time, see `logs.Logs`);
+    `usage_log` likewise (`usage_log.UsageLog.note`).
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Telemetry:
         log: Callable[[RequestRecord], None] | None = None,
     ) -> None:
         self.log = log
+        self.usage_log: Callable[[RequestRecord], None] | None = None
         self.lag = LagWindow(clock)
         self.pauses = LagWindow(clock)
         self._counters = counters = Counters()
@@ -55,10 +57,14 @@ class Telemetry:
         GCCollector(registry=self._registry)
 
     def set_labels(
-        self, classes: Iterable[str], models: Iterable[str], backends: Iterable[str]
+        self,
+        classes: Iterable[str],
+        models: Iterable[str],
+        backends: Iterable[str],
+        keys: Iterable[str] = (),
     ) -> None:
         """Take the configured names: series of names that left disappear, the rest go on."""
-        self._counters.set_labels(classes, models, backends)
+        self._counters.set_labels(classes, models, backends, keys)
 
     def itl(self, cls: str | None, model: str | None) -> Histogram:
         """Return the histogram of gaps between chunks: fetch it once per stream."""
@@ -85,6 +91,8 @@ class Telemetry:
         self._counters.count(record)
         if self.log is not None:
             self.log(record)
+        if self.usage_log is not None:
+            self.usage_log(record)
 
     def attempt(self, backend: str, result: str) -> None:
         """Count one upstream attempt; `result` is an `AttemptResult`."""

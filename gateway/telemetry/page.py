@@ -34,6 +34,9 @@ class Source(Protocol):
     def classes(self, now: float) -> Iterable[ClassStatus]:
         """Return every configured class's figures."""
 
+    def pools(self) -> Iterable[tuple[str, float]]:
+        """Return each model with how full its backends are; 1 = the next request waits."""
+
 
 _BACKEND_GAUGES: tuple[tuple[str, str, Callable[[BackendStatus], float]], ...] = (
     ("gateway_inflight_requests", "Requests sent and unfinished.", lambda b: b.in_flight),
@@ -59,6 +62,16 @@ _BACKEND_GAUGES: tuple[tuple[str, str, Callable[[BackendStatus], float]], ...] =
         "gateway_backend_prefill_tokens_per_second",
         "Learnt prefill rate.",
         lambda b: b.prefill_tokens_per_s,
+    ),
+    (
+        "gateway_backend_saturation_ratio",
+        "Fullest of prefill owed, KV and sequences against their limits; 1 = the next waits.",
+        lambda b: b.saturation,
+    ),
+    (
+        "gateway_backend_owed_limit_seconds",
+        "Prefill seconds it may owe before requests wait at the gateway (W).",
+        lambda b: b.owed_limit_s,
     ),
     ("gateway_index_blocks", "Prompt blocks believed resident.", lambda b: b.index_blocks),
     (
@@ -148,6 +161,8 @@ class Page:
 
     def _lines(self) -> Iterator[str]:
         yield from self._rows()
+        if self._counters.keys:
+            yield from self._keys()
         yield from self._histograms()
         yield from self._words()
         yield from self._gauges()
@@ -164,6 +179,20 @@ class Page:
             yield from _head(name, "counter", text)
             for tags, row in rows:
                 yield f"{name}{tags} {read(row)}"
+
+    def _keys(self) -> Iterator[str]:
+        """Write what each configured key used; absent without keys."""
+        rows = [(_escape(name), row) for name, row in self._counters.keys.items()]
+        name = "gateway_key_tokens_total"
+        yield from _head(name, "counter", "Tokens of requests that ran; prompt includes cached.")
+        for key, row in rows:
+            for kind, count in row.tokens.items():
+                yield f'{name}{{key="{key}",kind="{kind}"}} {count}'
+        name = "gateway_key_requests_total"
+        yield from _head(name, "counter", "Requests of a key by how they ended.")
+        for key, row in rows:
+            for outcome, count in row.outcomes.items():
+                yield f'{name}{{key="{key}",outcome="{outcome}"}} {count}'
 
     def _histograms(self) -> Iterator[str]:
         had = self._counters
@@ -216,6 +245,11 @@ class Page:
             yield from _head(name, "gauge", text)
             for tags, status in classes:
                 yield f"{name}{tags} {number(read_class(status))}"
+        name = "gateway_pool_saturation_ratio"
+        yield from _head(name, "gauge", "Mean of a model's backends; +Inf = none is up.")
+        for model, value in self._source.pools():
+            if self._counters.pair(None, model)[1] == model:
+                yield f"{name}{labels(('model',), (model,))} {number(value)}"
         yield from _gauge(
             "gateway_index_bytes", "Memory of the prefix index.", self._source.index_bytes
         )

@@ -42,7 +42,8 @@ class RequestRecord(msgspec.Struct, gc=False):
 
     `received_at` is monotonic; `*_s` are durations from it, except `queue_s`, the time spent held
     at the gateway. `model` is the configured name, after aliases; `key` the key's configured name,
-    never the key. None = not reached or not known.
+    never the key. None = not reached or not known. `ran` = its prompt was computed, for all we know;
+    `chunks` stands for the answer's tokens where the engine did not tell them.
     """
 
     request_id: str
@@ -65,3 +66,11 @@ class RequestRecord(msgspec.Struct, gc=False):
     stream: bool = False
     client: str | None = None
     reason: str | None = None
+    ran: bool = False
+    chunks: int = 0
+
+    @property
+    def used_completion_tokens(self) -> int:
+        """Tokens of the answer, those that came before a broken end included."""
+        told = self.completion_tokens
+        return self.chunks if told is None else told

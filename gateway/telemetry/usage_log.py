@@ -1,4 +1,4 @@
-"""The usage log: one JSON line per request that reached a backend, for who has to bill or to plan.
+"""The usage log: one JSON line per request that ran, for who has to bill or to plan.
 
 The event loop only enqueues the record; a thread writes in batches and syncs at a set interval, so
 that at most so much is lost with the machine, and with the process only what was not written yet.
@@ -23,8 +23,6 @@ _log = logging.getLogger("radixgate.usage")
 _MOST_WAITING = 50_000  # about 25 MB of records
 _BATCH = 1_000
 _PAUSE_S = 0.05  # between batches
-
-Wanted = tuple[RequestRecord, int]
 
 
 def _now() -> datetime:
@@ -54,23 +52,20 @@ class UsageLog:
         self._fsync_s = fsync_s
         self._most_waiting = most_waiting
         self._failing = False
-        self._queue: SimpleQueue[Wanted | None] = SimpleQueue()
+        self._queue: SimpleQueue[RequestRecord | None] = SimpleQueue()
         self._closing = Event()
         self._file = RotatingFile(path, most_bytes=most_bytes, kept=kept)
         self._thread = Thread(target=self._run, name="usage-log", daemon=True)
         self._thread.start()
 
-    def note(self, record: RequestRecord, chunks: int) -> None:
-        """Put down a request that has ended; never waits.
-
-        `chunks` stands for the answer's length where the engine did not tell it.
-        """
-        if record.backend is None:
+    def note(self, record: RequestRecord) -> None:
+        """Put down a request that has ended, unless it never ran; never waits."""
+        if not record.ran:
             return
         if self._queue.qsize() >= self._most_waiting:
             self.dropped += 1
             return
-        self._queue.put((record, chunks))
+        self._queue.put(record)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Write and sync what waits, for at most `timeout_s`, and close the file."""
@@ -91,9 +86,9 @@ class UsageLog:
                 self._sync()
                 dirty_since = 0.0
 
-    def _batch(self, timeout_s: float | None) -> tuple[list[Wanted], bool]:
+    def _batch(self, timeout_s: float | None) -> tuple[list[RequestRecord], bool]:
         """Return what is there a moment after the first came, and whether the end was among it."""
-        batch: list[Wanted] = []
+        batch: list[RequestRecord] = []
         try:
             item = self._queue.get(timeout=timeout_s)
             if item is not None:
@@ -107,10 +102,10 @@ class UsageLog:
             return batch, False
         return batch, True
 
-    def _write(self, batch: list[Wanted]) -> None:
+    def _write(self, batch: list[RequestRecord]) -> None:
         stamp = self._today().isoformat(timespec="milliseconds")
         try:
-            self._file.write(b"".join([line(record, chunks, stamp) for record, chunks in batch]))
+            self._file.write(b"".join([line(record, stamp) for record in batch]))
         except OSError as error:
             self.dropped += len(batch)
             self._complain(error)
@@ -129,9 +124,8 @@ class UsageLog:
             _log.error("usage is not recorded: %s", error)
 
 
-def line(record: RequestRecord, chunks: int, stamp: str) -> bytes:
+def line(record: RequestRecord, stamp: str) -> bytes:
     """Return one request as a line; `stamp` is when it was written, UTC."""
-    told = record.completion_tokens is not None
     return orjson.dumps(
         {
             "ts": stamp,
@@ -143,8 +137,8 @@ def line(record: RequestRecord, chunks: int, stamp: str) -> bytes:
             "backend": record.backend,
             "prompt_tokens": record.prompt_tokens or 0,
             "cached_tokens": record.cached_tokens or 0,
-            "completion_tokens": record.completion_tokens if told else chunks,
-            "estimated": not told,
+            "completion_tokens": record.used_completion_tokens,
+            "estimated": record.completion_tokens is None,
             "outcome": record.outcome,
             "total_s": round(record.total_s, 3),
         },

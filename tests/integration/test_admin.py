@@ -119,7 +119,7 @@ async def test_status_has_the_contracts_keys(client: Client) -> None:
     assert {"version", "uptime_s", "policy", "models", "classes"} <= status.keys()
     assert (status["version"], status["uptime_s"], status["policy"]) == ("1.2.3", 11.0, "cost")
     (model,) = status["models"]
-    assert model.keys() == {"name", "aliases", "backends"}
+    assert model.keys() == {"name", "aliases", "saturation", "backends"}
     assert (model["name"], model["aliases"]) == ("m", ["coder"])
     assert [backend["name"] for backend in model["backends"]] == ["a", "b"]
     for backend in model["backends"]:

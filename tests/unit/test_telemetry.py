@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.core.classify import Features
 from gateway.core.dispatcher import Dispatcher
+from gateway.core.queued import QueuedDispatcher
 from gateway.core.settings import (
     BackendSpec,
     BucketSpec,
@@ -44,6 +45,11 @@ CONTRACT = {
     "gateway_index_capacity_blocks": ("gauge", {"backend"}),
     "gateway_backend_prefix_trust_ratio": ("gauge", {"backend"}),
     "gateway_backend_prefix_error_ratio": ("gauge", {"backend"}),
+    "gateway_backend_saturation_ratio": ("gauge", {"backend"}),
+    "gateway_backend_owed_limit_seconds": ("gauge", {"backend"}),
+    "gateway_pool_saturation_ratio": ("gauge", {"model"}),
+    "gateway_key_tokens_total": ("counter", {"key", "kind"}),
+    "gateway_key_requests_total": ("counter", {"key", "outcome"}),
     "gateway_index_bytes": ("gauge", set()),
     "gateway_bucket_tokens": ("gauge", {"class"}),
     "gateway_queue_depth": ("gauge", {"class"}),
@@ -100,13 +106,13 @@ def clock() -> Clock:
 
 @pytest.fixture
 def dispatcher(clock: Clock) -> Dispatcher:
-    return Dispatcher(SETTINGS, random.Random(1), clock())
+    return QueuedDispatcher(SETTINGS, random.Random(1), clock())
 
 
 @pytest.fixture
 def telemetry(dispatcher: Dispatcher, clock: Clock) -> Telemetry:
     telemetry = Telemetry(dispatcher, clock=clock, version="1.2.3")
-    telemetry.set_labels(("coding", "chat"), ("m",), ("a", "b"))
+    telemetry.set_labels(("coding", "chat"), ("m",), ("a", "b"), ("team",))
     return telemetry
 
 
@@ -135,7 +141,7 @@ def gateway_series(telemetry: Telemetry) -> set[tuple[str, frozenset[tuple[str, 
 
 
 def test_page_has_every_series_of_the_contract_and_no_other(telemetry: Telemetry) -> None:
-    telemetry.finished(RECORD)
+    telemetry.finished(replace(RECORD, key="team"))
     telemetry.fallback("no_prompt")
     found = families(telemetry)
 
@@ -166,6 +172,50 @@ def test_finished_request_is_counted_once_everywhere(telemetry: Telemetry) -> No
     assert sample(telemetry, "gateway_ttft_seconds_bucket", **pair, le="0.25") == 1
     assert sample(telemetry, "gateway_ttft_seconds_bucket", **pair, le="0.1") == 0
     assert sample(telemetry, "gateway_queue_seconds_count", **pair) == 1
+
+
+def test_d51_a_key_is_counted_prompt_and_answer_of_what_ran(telemetry: Telemetry) -> None:
+    ran = replace(RECORD, key="team", ran=True)
+    telemetry.finished(ran)
+    telemetry.finished(
+        replace(ran, completion_tokens=None, chunks=7, outcome=Outcome.CLIENT_CLOSED)
+    )
+    telemetry.finished(replace(ran, ran=False, outcome=Outcome.REJECTED_RATE))
+
+    tokens = "gateway_key_tokens_total"
+    assert sample(telemetry, tokens, key="team", kind="prompt") == 200
+    assert sample(telemetry, tokens, key="team", kind="cached") == 96
+    assert sample(telemetry, tokens, key="team", kind="completion") == 27
+    requests = "gateway_key_requests_total"
+    assert sample(telemetry, requests, key="team", outcome="rejected_rate") == 1
+    assert sample(telemetry, requests, key="team", outcome="client_closed") == 1
+
+
+def test_a_key_that_is_not_configured_has_no_series_and_a_reload_keeps_the_others(
+    telemetry: Telemetry,
+) -> None:
+    telemetry.finished(replace(RECORD, key="team", ran=True))
+    telemetry.finished(replace(RECORD, key="stranger", ran=True))
+    telemetry.set_labels(("chat",), ("m",), ("a",), ("team", "new"))
+
+    names = {
+        value for series in gateway_series(telemetry) for tag, value in series[1] if tag == "key"
+    }
+    assert names == {"team", "new"}
+    assert sample(telemetry, "gateway_key_tokens_total", key="team", kind="prompt") == 100
+    telemetry.set_labels(("chat",), ("m",), ("a",))
+    assert not [series for series in gateway_series(telemetry) if "gateway_key" in series[0]]
+
+
+def test_saturation_is_told_per_backend_and_model(
+    telemetry: Telemetry, dispatcher: Dispatcher, clock: Clock
+) -> None:
+    assert sample(telemetry, "gateway_backend_saturation_ratio", backend="a") == 0
+    assert sample(telemetry, "gateway_backend_owed_limit_seconds", backend="a") == 0.5
+    assert sample(telemetry, "gateway_pool_saturation_ratio", model="m") == 0
+    for name in ("a", "b"):
+        dispatcher.set_up(name, up=False, now=clock())
+    assert sample(telemetry, "gateway_pool_saturation_ratio", model="m") == inf
 
 
 def test_request_that_reached_no_backend_adds_no_duration(telemetry: Telemetry) -> None:

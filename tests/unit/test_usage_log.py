@@ -15,22 +15,22 @@ from gateway.telemetry.record import RequestRecord
 from gateway.telemetry.usage_log import UsageLog
 
 
-def record(
-    number: int = 0, *, completion: int | None = 7, backend: str | None = "a"
-) -> RequestRecord:
+def record(number: int = 0, *, completion: int | None = 7, ran: bool = True) -> RequestRecord:
     return RequestRecord(
         f"r{number}",
         "/v1/chat/completions",
         100.0,
         "chat",
         "m",
-        backend,
+        "a",
         "team",
         outcome=Outcome.OK,
         total_s=1.23456,
         prompt_tokens=10,
         cached_tokens=4,
         completion_tokens=completion,
+        ran=ran,
+        chunks=3,
     )
 
 
@@ -47,7 +47,7 @@ def lines(path: Path) -> list[dict[str, object]]:
 
 def test_a_line_says_who_used_what(tmp_path: Path) -> None:
     log = opened(tmp_path / "u")
-    log.note(record(), 3)
+    log.note(record())
     log.close()
     assert lines(tmp_path / "u") == [
         {
@@ -70,15 +70,15 @@ def test_a_line_says_who_used_what(tmp_path: Path) -> None:
 
 def test_d51_an_answer_whose_usage_never_came_is_counted_by_its_chunks(tmp_path: Path) -> None:
     log = opened(tmp_path / "u")
-    log.note(record(completion=None), 3)
+    log.note(record(completion=None))
     log.close()
     (line,) = lines(tmp_path / "u")
     assert (line["completion_tokens"], line["estimated"]) == (3, True)
 
 
-def test_what_reached_no_backend_used_nothing(tmp_path: Path) -> None:
+def test_what_never_ran_used_nothing(tmp_path: Path) -> None:
     log = opened(tmp_path / "u")
-    log.note(record(backend=None), 0)
+    log.note(record(ran=False))
     log.close()
     assert lines(tmp_path / "u") == []
 
@@ -87,7 +87,7 @@ def test_every_request_has_one_line_in_order_also_after_a_restart(tmp_path: Path
     for start in (0, 2500):
         log = opened(tmp_path / "u")
         for number in range(start, start + 2500):
-            log.note(record(number), 0)
+            log.note(record(number))
         log.close()
     assert [line["request_id"] for line in lines(tmp_path / "u")] == [f"r{n}" for n in range(5000)]
 
@@ -95,14 +95,14 @@ def test_every_request_has_one_line_in_order_also_after_a_restart(tmp_path: Path
 def test_files_are_rotated_and_capped(tmp_path: Path) -> None:
     for _ in range(5):
         log = opened(tmp_path / "u", most_bytes=300, kept=2)
-        log.note(record(), 0)
+        log.note(record())
         log.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["u", "u.1"]
 
 
 def test_what_finds_no_room_is_dropped_and_counted(tmp_path: Path) -> None:
     log = opened(tmp_path / "u", most_waiting=0)
-    log.note(record(), 0)
+    log.note(record())
     log.close()
     assert log.dropped == 1
 
@@ -115,7 +115,7 @@ def test_a_full_disk_costs_lines_is_told_once_and_stops_nothing(
         pytest.skip("no /dev/full")
     log = opened(full)
     for number in range(1500):
-        log.note(record(number), 0)
+        log.note(record(number))
     log.close()
     assert log.dropped == 1500
     assert caplog.text.count("usage is not recorded") == 1
@@ -130,7 +130,7 @@ log = UsageLog(Path(sys.argv[1]), most_bytes=1 << 30, kept=2, fsync_s=0.1, most_
 number = 0
 print("writing", flush=True)
 while True:
-    log.note(record(number), 0)
+    log.note(record(number))
     number += log.dropped == 0
     log.dropped = 0
 """
@@ -148,7 +148,7 @@ def test_a_writer_that_is_killed_leaves_whole_lines_and_the_next_goes_on(tmp_pat
         os.kill(writer.pid, signal.SIGKILL)
         writer.wait()
     log = opened(path, most_bytes=1 << 30)
-    log.note(record(-1), 0)
+    log.note(record(-1))
     log.close()
     ids = [line["request_id"] for line in lines(path)]
     assert ids[-1] == "r-1"

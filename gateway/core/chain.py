@@ -65,9 +65,8 @@ def token_seed(salt: int, *, model: str, cache_salt: str = "", isolation: str = 
       (`lora_name`), else the configured model's name, never an alias or the engine's own path.
     - `cache_salt` is the request's, "" where it has none. Engines put it into the extra keys of a
       sequence's first block only; the blocks after it follow by their parent.
-    - `isolation` is never on an engine's wire. Where keys are isolated (`index.isolate_keys`), a
-      stored block belongs to no chain that its event alone could name: only to one whose earlier
-      blocks, or whose request, are known already.
+    - `isolation` is never on an engine's wire: where keys are isolated (`index.isolate_keys`) events
+      tell of nobody's chain and are not read.
     - The block size is no part of the seed: chains of different block sizes share no hash in
       practice, as their blocks hold different data.
     """

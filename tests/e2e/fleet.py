@@ -96,6 +96,7 @@ class Replica:
     url: str
     pid: int
     name: str  # what the gateway calls it when it is the n-th `--backend`
+    events: str | None = None  # where it publishes its KV events; replays are at the next port
 
     def metric(self, name: str) -> float:
         """Return a metric's sum over its labels; a counter's name may lack `_total`."""
@@ -169,6 +170,8 @@ def start_fleet(
     argv = [sys.executable, str(ENGINES / "run_replicas.py"), "--engine", engine, "--survive"]
     argv += ["--bin", python, "--model", loads[engine], "--name", MODEL, "--count", str(count)]
     argv += ["--pin", "--timeout", "400", "--log-dir", str(log_dir)]
+    first = free_run(2 * count) if engine == "vllm" else 0
+    argv += ["--kv-events-port", str(first)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as manager:
         try:
             assert manager.stdout is not None
@@ -176,7 +179,8 @@ def start_fleet(
             for line in manager.stdout:
                 _, _, url, pid, _ = line.split()
                 name = f"backend-{len(replicas) + 1}"
-                replicas.append(Replica(engine, url, int(pid), name))
+                events = f"tcp://127.0.0.1:{first + 2 * len(replicas)}" if first else None
+                replicas.append(Replica(engine, url, int(pid), name, events))
                 if len(replicas) == count:
                     break
             assert len(replicas) == count, f"an engine did not start: see {log_dir}"
@@ -224,6 +228,23 @@ def free_ports(count: int) -> list[int]:
     finally:
         for holder in holders:
             holder.close()
+
+
+def free_run(count: int) -> int:
+    """Return the first of `count` ports in a row that nobody listens on now."""
+    while True:
+        (first,) = free_ports(1)
+        holders: list[socket.socket] = []
+        try:
+            for port in range(first, first + count):
+                holders.append(socket.create_server(("127.0.0.1", port)))  # noqa: PERF401 - closed below
+        except (OSError, OverflowError):
+            continue
+        else:
+            return first
+        finally:
+            for holder in holders:
+                holder.close()
 
 
 @contextmanager

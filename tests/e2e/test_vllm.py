@@ -3,11 +3,22 @@
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
+import orjson
 import pytest
 
 from tests.e2e.conftest import VLLM
-from tests.e2e.fleet import MODEL, Answer, Fleet, Gateway, eventually, fetch
+from tests.e2e.fleet import (
+    MODEL,
+    Answer,
+    Fleet,
+    Gateway,
+    TinyModel,
+    eventually,
+    fetch,
+    start_gateway,
+)
 from tests.e2e.talk import ask, cached_tokens, chat, opening
 
 pytestmark = pytest.mark.parametrize("engine", [VLLM], indirect=True, scope="session")
@@ -87,3 +98,94 @@ def test_vllm_predictions_never_exceed_what_is_reported_by_much(gateway: Gateway
     reported = cached_tokens(again.json()["usage"])
     assert reported > 0
     assert abs(predicted - reported) <= reported * 0.2
+
+
+@pytest.fixture(scope="module")
+def following(
+    fleet: Fleet, tiny_model: TinyModel, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Gateway]:
+    """Run a gateway that reads the replicas' KV events; the replicas have served before."""
+    folder = tmp_path_factory.mktemp("following")
+    rows = [{"url": replica.url, "kv_events": replica.events} for replica in fleet.replicas]
+    model = {"name": MODEL, "tokenizer": str(tiny_model.directory), "backends": rows}
+    config = folder / "gateway.yaml"
+    config.write_bytes(orjson.dumps({"models": [model]}))
+    with start_gateway([str(config)], folder) as running:
+        eventually(lambda: modes(running) == {"exact"}, what="both replicas exact")
+        yield running
+
+
+def events(gateway: Gateway) -> dict[str, dict[str, Any]]:
+    return {name: row["kv_events"] for name, row in gateway.backends().items()}
+
+
+def modes(gateway: Gateway) -> set[str]:
+    return {row["mode"] for row in events(gateway).values()}
+
+
+def hits(gateway: Gateway, body: dict[str, Any]) -> dict[str, int]:
+    """What of a request each replica is predicted to hold."""
+    path = gateway.admin + "/explain?path=/v1/chat/completions"
+
+    def exact() -> dict[str, int]:
+        rows = fetch(path, method="POST", body=body).json()["backends"]
+        if {row["index"] for row in rows} != {"exact"}:
+            return {}  # the gateway has just learnt the engines' block size and begins again
+        return {row["name"]: row["hit_tokens"] for row in rows}
+
+    return eventually(exact, what="an exact index")
+
+
+def test_vllm_cache_is_known_by_its_events_whoever_filled_it(
+    following: Gateway, fleet: Fleet
+) -> None:
+    body = chat(opening(2000), max_tokens=4)
+    other = fleet.replicas[1]
+    before = hits(following, body)
+    assert fetch(other.url + "/v1/chat/completions", method="POST", body=body).status == 200
+    eventually(
+        lambda: hits(following, body)[other.name] > 400,
+        what="the prompt in the index of the replica that was asked",
+    )
+    after = hits(following, body)
+    answer = ask(following, opening(2000))
+
+    assert after["backend-1"] == before["backend-1"]
+    assert answer.headers["x-gateway-backend"] == other.name
+    assert cached_tokens(answer.json()["usage"]) == after[other.name]
+
+
+def test_vllm_hits_are_predicted_to_the_token_while_the_cache_evicts(
+    following: Gateway,
+) -> None:
+    """More conversations than two caches of 32,768 tokens hold, round and round."""
+    removed = sum(row["events"] for row in events(following).values())
+    seen = []
+    for number in range(360):
+        answer = ask(following, opening(3000 + (number * 7) % (150 if number % 3 else 9)))
+        predicted = int(answer.headers["x-gateway-prefix"].partition("/")[0])
+        seen.append((predicted, cached_tokens(answer.json()["usage"])))
+
+    assert sum(cached for _, cached in seen) > 0
+    off = sum(abs(predicted - cached) for predicted, cached in seen)
+    assert off <= 0.01 * sum(cached for _, cached in seen)
+    told = events(following)
+    assert sum(row["events"] for row in told.values()) > removed
+    assert {row["losses"] for row in told.values()} == {0}
+    assert {row["unreadable"] for row in told.values()} == {0}
+    assert {row["unknown_blocks"] for row in told.values()} == {0}
+    rows = following.metrics()["gateway_backend_index_exact"]
+    assert [value for _, value in rows] == [1.0, 1.0]
+
+
+def test_vllm_cache_salts_are_told_apart_by_its_events(following: Gateway) -> None:
+    def salted(salt: str) -> dict[str, Any]:
+        return chat(opening(2500), max_tokens=4, cache_salt=salt)
+
+    path = following.url + "/v1/chat/completions"
+    assert fetch(path, method="POST", body=salted("one")).status == 200
+    eventually(lambda: max(hits(following, salted("one")).values()) > 400, what="the salted prompt")
+
+    assert max(hits(following, salted("two")).values()) == 0
+    answer = fetch(path, method="POST", body=salted("two"))
+    assert cached_tokens(answer.json()["usage"]) == 0

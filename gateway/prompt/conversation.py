@@ -8,7 +8,6 @@ used longest ago goes first, the end of a conversation before its beginning.
 """
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -22,10 +21,8 @@ from gateway.prompt.chat import Conversation
 from gateway.prompt.frames import Frame
 from gateway.prompt.messages import Unrenderable
 from gateway.prompt.separate import Separation, cuts
+from gateway.prompt.table import CACHE_BYTES, Known, Table
 from gateway.prompt.template import ChatTemplate
-
-CACHE_BYTES: Final = 64 * 1024 * 1024
-_ENTRY_BYTES: Final = 400  # the struct, two array headers, key and table entry, as measured
 
 _64_BITS: Final = 0xFFFF_FFFF_FFFF_FFFF
 # Odd constants (the golden ratio and primes of xxHash's) that keep apart what is mixed into a key.
@@ -55,36 +52,15 @@ class Chained(msgspec.Struct, frozen=True, gc=False):
     block_tokens: int
 
 
-class Known(msgspec.Struct, gc=False):
-    """What a run of parts adds, or (`tail` None) only that it depends on the phase, or its length.
-
-    `tokens` is the whole up to its end; `tail` are those after the last full block. `sensitive` =
-    another one stands where a question follows. A tip has the hashes of the whole, and the `phase`.
-    """
-
-    hashes: "array[int]"
-    tail: "array[int] | None"
-    tokens: int
-    sensitive: bool = False
-    parts: int = 1
-    phase: int = 0
-
-
-class Conversations:
+class Conversations(Table):
     """The table of runs, by digests of all that precedes and is in them."""
 
     def __init__(
         self, template: ChatTemplate, separation: Separation, max_bytes: int = CACHE_BYTES
     ) -> None:
+        super().__init__(max_bytes)
         self.template = template
         self.separation = separation
-        self.max_bytes = max_bytes
-        self.bytes = 0
-        self._table: OrderedDict[int, Known] = OrderedDict()
-
-    def __len__(self) -> int:
-        """Return the number of entries."""
-        return len(self._table)
 
     def route(self, chat: Conversation, chained: Chained) -> "Route":
         """Return the way to a conversation's chain: what is known of it, and what to encode.
@@ -97,33 +73,6 @@ class Conversations:
             raise Unrenderable("these options were not proven")
         key, frame = found
         return Route(self, chat, frame, _base(chat, key, chained), chained)
-
-    def get(self, key: int) -> Known | None:
-        """Return an entry; `touch` it when it was of use."""
-        return self._table.get(key)
-
-    def touch(self, keys: Sequence[int]) -> None:
-        """Make entries the youngest, the first of them youngest of all: an end goes before it."""
-        move = self._table.move_to_end
-        for key in reversed(keys):
-            move(key)
-
-    def drop(self, key: int) -> None:
-        """Forget an entry, if it is there."""
-        known = self._table.pop(key, None)
-        if known is not None:
-            self.bytes -= _size(known)
-
-    def put(self, key: int, known: Known) -> None:
-        """Keep an entry; the oldest make room."""
-        table = self._table
-        old = table.pop(key, None)
-        if old is not None:
-            self.bytes -= _size(old)
-        table[key] = known
-        self.bytes += _size(known)
-        while self.bytes > self.max_bytes and table:
-            self.bytes -= _size(table.popitem(last=False)[1])
 
 
 class Route:
@@ -425,8 +374,3 @@ def _key(before: int, mark: int, phase: int) -> int:
 
 def _closed(phase: int, mark: int) -> int:
     return (phase * _CLOSED + mark) & _64_BITS
-
-
-def _size(known: Known) -> int:
-    tail = 0 if known.tail is None else len(known.tail) * 4
-    return _ENTRY_BYTES + len(known.hashes) * 8 + tail

@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench bench-core bench-index bench-tokens tokens-check soak lock reference e2e-vllm clean
+.PHONY: help demo test check format bench bench-core bench-index bench-tokens tokens-check sim-check soak lock reference e2e-vllm clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -60,6 +60,9 @@ bench-tokens: $(STAMP) ## how fast each tokenizer library encodes here, and whet
 tokens-check: $(STAMP) ## our token ids beside llama.cpp's, and vLLM's where `make e2e-vllm` installed it
 	$(BIN)/python -m loadtest.tokens_check --start llamacpp \
 		$(if $(wildcard $(VLLM)/ready),--start vllm --vllm-python $(CURDIR)/$(VLLM)/bin/python)
+
+sim-check: $(STAMP) ## the simulator's engine beside a real vLLM on the CPU, the same requests to both (some minutes)
+	$(BIN)/python -m loadtest.sim_check --vllm-python "$(if $(wildcard $(VLLM)/ready),$(CURDIR)/$(VLLM)/bin/python)" $(SIM_CHECK_ARGS)
 
 lock: $(TOOLS)/bin/uv ## resolve pyproject.toml again into the hashed lock files
 	$(TOOLS)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \

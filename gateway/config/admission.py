@@ -21,6 +21,9 @@ class MatchConfig(_Section, frozen=True):
         str | None, Key("Request path, exactly.", form="path", example="/v1/messages")
     ] = None
     tools: Annotated[bool | None, Key("Whether the request carries tools.")] = None
+    suffix: Annotated[
+        bool | None, Key("Whether it asks for a text before a suffix (fill in the middle).")
+    ] = None
     min_prompt_tokens: Annotated[
         int | None, Key("Smallest prompt that matches.", unit="tokens", ge=0)
     ] = None
@@ -28,7 +31,8 @@ class MatchConfig(_Section, frozen=True):
         int | None, Key("Largest prompt that matches.", unit="tokens", ge=0)
     ] = None
     user_agent: Annotated[
-        str | None, Key("Glob over the User-Agent header, e.g. claude-cli*.", form="text")
+        str | None,
+        Key("Glob over the User-Agent header in any case, e.g. claude-cli*.", form="text"),
     ] = None
     key: Annotated[str | None, Key("Name of an entry of keys.", form="name")] = None
     model: Annotated[str | None, Key("Glob over the model id.", form="text")] = None

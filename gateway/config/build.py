@@ -158,6 +158,7 @@ def _rule(rule: MatchConfig) -> MatchRule:
     return MatchRule(
         path=rule.path,
         tools=rule.tools,
+        suffix=rule.suffix,
         min_prompt_tokens=rule.min_prompt_tokens,
         max_prompt_tokens=rule.max_prompt_tokens,
         user_agent=rule.user_agent,

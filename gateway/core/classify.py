@@ -29,7 +29,7 @@ _MAX_CLIENTS, _MAX_AGENT = 1024, 512
 class Features(msgspec.Struct, frozen=True, gc=False):
     """What rules can look at. `path` is the canonical route; `key` is the key's name, never a secret.
 
-    `forced_class` is the x-gateway-class header if the key may choose, `key_class` the key's own.
+    `suffix` = it asks for what goes before one (fill in the middle). `forced_class` is the x-gateway-class header if the key may choose, `key_class` the key's own.
     """
 
     path: str
@@ -40,6 +40,7 @@ class Features(msgspec.Struct, frozen=True, gc=False):
     model: str = ""
     forced_class: str | None = None
     key_class: str | None = None
+    suffix: bool = False
 
 
 @dataclass(slots=True, frozen=True)
@@ -55,6 +56,8 @@ class _Rule:
         if match.path is not None and match.path != features.path:
             return False
         if match.tools is not None and match.tools != features.tools:
+            return False
+        if match.suffix is not None and match.suffix != features.suffix:
             return False
         if match.key is not None and match.key != features.key:
             return False
@@ -81,7 +84,7 @@ class Classifier:
             raise ValueError("at least one class is needed")
         self._names = {spec.name for spec in classes}
         self._rules = [_rule(spec.name, match) for spec in classes for match in spec.match]
-        self._left: dict[tuple[str, bool, str, str | None, str], _Left] = {}
+        self._left: dict[tuple[str, bool, str, str | None, str, bool], _Left] = {}
         self.default = next((spec.name for spec in classes if spec.default), classes[-1].name)
         self._otherwise = (self.default, DEFAULT_RULE)
 
@@ -97,6 +100,7 @@ class Classifier:
             features.user_agent,
             features.key,
             features.model,
+            features.suffix,
         )
         left = self._left.get(client)
         if left is None:
@@ -122,6 +126,7 @@ def _rule(cls: str, match: MatchRule) -> _Rule:
     fields = (
         "path",
         "tools",
+        "suffix",
         "min_prompt_tokens",
         "max_prompt_tokens",
         "user_agent",
@@ -134,12 +139,12 @@ def _rule(cls: str, match: MatchRule) -> _Rule:
         if getattr(match, name) is not None
     ]
     verdict = (cls, " ".join(parts) or "any")
-    return _Rule(match, _glob(match.user_agent), _glob(match.model), verdict)
+    return _Rule(match, _glob(match.user_agent, re.IGNORECASE), _glob(match.model), verdict)
 
 
 def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _glob(pattern: str | None) -> re.Pattern[str] | None:
-    return None if pattern is None else re.compile(translate(pattern))
+def _glob(pattern: str | None, flags: re.RegexFlag = re.NOFLAG) -> re.Pattern[str] | None:
+    return None if pattern is None else re.compile(translate(pattern), flags)

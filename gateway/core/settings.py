@@ -58,9 +58,10 @@ class MatchRule:
 
     path: str | None = None
     tools: bool | None = None
+    suffix: bool | None = None
     min_prompt_tokens: int | None = None
     max_prompt_tokens: int | None = None
-    user_agent: str | None = None  # glob
+    user_agent: str | None = None  # glob, in any case
     key: str | None = None
     model: str | None = None  # glob
 

@@ -37,18 +37,31 @@ def replace_priority(body: bytes, new: int) -> bytes:
     return _replace(body, _values(body, "priority"), b"%d" % new)
 
 
+def set_priority(body: bytes, new: int) -> bytes:
+    """Return the body with `priority` set to `new`, whether the client gave one or not."""
+    spans = list(_values(body, "priority"))
+    if spans:
+        return _replace(body, iter(spans), b"%d" % new)
+    return _with_member(body, b'"priority":%d' % new)
+
+
 def request_usage(body: bytes, option: UsageOption) -> bytes:
     """Return the body with `stream_options.include_usage` set, unless the client gave it."""
     if option is UsageOption.ABSENT:
-        end = body.rfind(b"}")
-        if end < 0:
-            return body
-        comma = b"," if body[:end].rstrip()[-1:] != b"{" else b""
-        return b'%b%b"stream_options":{%b}%b' % (body[:end], comma, _USAGE, body[end:])
+        return _with_member(body, b'"stream_options":{%b}' % _USAGE)
     if option is UsageOption.EMPTY:
         spans = list(_values(body, "stream_options"))
         return _replace(body, iter(spans[-1:]), _with_usage(body, spans))  # the last one counts
     return body
+
+
+def _with_member(body: bytes, member: bytes) -> bytes:
+    """Return an object with one more member at its end."""
+    end = body.rfind(b"}")
+    if end < 0:
+        return body
+    comma = b"," if body[:end].rstrip()[-1:] != b"{" else b""
+    return b"%b%b%b%b" % (body[:end], comma, member, body[end:])
 
 
 def _with_usage(body: bytes, spans: list[tuple[int, int]]) -> bytes:

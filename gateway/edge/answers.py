@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from itertools import count
 
+from gateway.core.key_limits import Level, Standing
 from gateway.edge.http import HttpRequest
 from gateway.errors import GatewayError
 
@@ -21,13 +22,15 @@ _PREFLIGHT = (
 )
 _ALLOWED = (
     b"authorization, content-type, x-api-key, x-request-id, anthropic-version, anthropic-beta, "
-    b"x-gateway-class, x-gateway-session"
+    b"x-gateway-class, x-gateway-session, x-gateway-deadline-ms"
 )
 _ASKED = re.compile(rb"[A-Za-z0-9_\-, ]{1,2048}")
 _EXPOSED = (
     b"access-control-expose-headers: x-request-id, retry-after, retry-after-ms, x-should-retry, "
     b"x-gateway-backend, x-gateway-class, x-gateway-policy, x-gateway-prefix, x-gateway-queue-ms, "
-    b"x-gateway-attempts\r\n"
+    b"x-gateway-attempts, x-ratelimit-limit-requests, x-ratelimit-limit-tokens, "
+    b"x-ratelimit-remaining-requests, x-ratelimit-remaining-tokens, x-ratelimit-reset-requests, "
+    b"x-ratelimit-reset-tokens\r\n"
 )
 
 
@@ -77,6 +80,31 @@ def error_lines(error: GatewayError, request_id: bytes, rng: random.Random) -> b
     if error.should_retry is not None:
         lines.append(b"x-should-retry: %b\r\n" % (b"true" if error.should_retry else b"false"))
     return b"".join(lines)
+
+
+def limit_lines(standing: Standing) -> bytes:
+    """Return the `x-ratelimit-*` lines, in OpenAI's form, of a key's limits per minute."""
+    return _level_lines("requests", standing.requests) + _level_lines("tokens", standing.tokens)
+
+
+def _level_lines(kind: str, level: Level | None) -> bytes:
+    if level is None:
+        return b""
+    return (
+        f"x-ratelimit-limit-{kind}: {level.limit}\r\n"
+        f"x-ratelimit-remaining-{kind}: {level.left}\r\n"
+        f"x-ratelimit-reset-{kind}: {_duration(level.reset_s)}\r\n"
+    ).encode()
+
+
+def _duration(seconds: float) -> str:
+    """Return seconds as OpenAI writes them: 120ms, 1.5s, 6m0s."""
+    ms = math.ceil(seconds * 1000)
+    if ms < 1000:
+        return f"{ms}ms" if ms else "0s"
+    minutes, rest = divmod(ms, 60_000)
+    text = f"{rest / 1000:.3f}".rstrip("0").rstrip(".") + "s"
+    return f"{minutes}m{text}" if minutes else text
 
 
 def _retry_lines(after_s: float | None, rng: random.Random) -> bytes:

@@ -79,15 +79,7 @@ class Attempts(Deadlines):
     def _send(self, upstream: Upstream, connection: UpstreamConnection, now: float) -> None:
         request, handler, client, body = self.request, self._handler, self._client, self._body
         earlier, route, plan = self._relay, self._route, request.plan
-        api = route.api or Api.RESPONSES
-        self._relay = relay = Relay(
-            self,
-            client,
-            api,
-            handler.clock,
-            remove_usage=self._inject_usage,
-            followed=self._followed,
-        )
+        self._relay = relay = self._new_relay()
         if earlier is not None and earlier.opened:
             relay.adopt(earlier)
         self._sent_at = now
@@ -113,6 +105,17 @@ class Attempts(Deadlines):
         relay.start(connection, pieces, bodyless=bodyless)
         if client.writing_paused:  # by an earlier answer that the client has not read
             relay.pause(now)
+
+    def _new_relay(self) -> Relay:
+        """Return what will carry this request's answer to its client."""
+        return Relay(
+            self,
+            self._client,
+            self._route.api or Api.RESPONSES,
+            self._handler.clock,
+            remove_usage=self._inject_usage,
+            followed=self._followed,
+        )
 
     def _next_attempt(self, result: AttemptResult, reason: str) -> None:
         """The attempt surely did not start at the backend: try another, or give up."""
@@ -140,13 +143,15 @@ class Attempts(Deadlines):
         if ticket is not None and record.attempts == 1:
             shown = handler.shown.get((record.backend, record.cls, ticket.policy))
             if shown is not None:  # the usual case; the general one fills the table
-                return b"x-request-id: %b\r\n%b%d/%d\r\nx-gateway-queue-ms: %d\r\n" % (
+                lines = b"x-request-id: %b\r\n%b%d/%d\r\nx-gateway-queue-ms: %d\r\n" % (
                     self.request.request_id,
                     shown,
                     ticket.hit_tokens,
                     ticket.query.chain.tokens,
                     1000 * (record.queue_s or 0.0) + 0.5,
                 )
+                key = self.request.key
+                return lines if key is None else lines + handler.limit_lines(key)
         return handler.answer_lines(self)
 
     def relay_first_content(self, now: float) -> None:

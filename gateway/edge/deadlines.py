@@ -42,7 +42,7 @@ class Deadlines(Endings):
         if timeouts.total_s:
             due = self.record.received_at + timeouts.total_s
             message = f"The request took longer than {timeouts.total_s:g} s (timeouts.total_s)."
-        if relay is None or self._waiting is not None:
+        if relay is None or self._waiting is not None or self._parked:
             return due, message
         if relay.paused_at:
             stalled = relay.paused_at + timeouts.idle_s if timeouts.idle_s else _NEVER
@@ -76,9 +76,11 @@ class Deadlines(Endings):
         every, relay = self._handler.keepalive_s, self._relay
         if not every:
             return _NEVER
+        if relay is None and self._parked and now - self._waits_since >= every:
+            self._relay = relay = self._new_relay()
         if relay is None or relay.encoded or relay.paused_at or not self._streams(relay):
             return now + every
-        since = max(relay.last_at, relay.written_at, self._sent_at)
+        since = max(relay.last_at, relay.written_at, self._sent_at, self._waits_since)
         if now - since >= every:
             if not relay.stream:
                 relay.open_early()
@@ -86,6 +88,16 @@ class Deadlines(Endings):
                 relay.inject(KEEPALIVE)
             relay.written_at = since = now
         return since + every
+
+    @property
+    def _waits_since(self) -> float:
+        """When it began to wait at the gateway; 0 = it does not."""
+        ticket = self.ticket
+        return ticket.admitted_at if ticket is not None and ticket.held else 0.0
+
+    def _new_relay(self) -> Relay:
+        """Return what will carry this request's answer to its client."""
+        raise NotImplementedError
 
     def _streams(self, relay: Relay) -> bool:
         """Return whether the answer is a stream, or will be if the backend does as asked."""

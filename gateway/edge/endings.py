@@ -96,9 +96,14 @@ class Endings:
             self._count_attempt(AttemptResult.OK)
             self._finish(Outcome.OK)
             return
-        sent = relay is not None and self._waiting is None
+        sent = relay is not None and self._waiting is None and not self._parked
         self._stop_upstream()
         self._finish(Outcome.CLIENT_CLOSED, sent=sent)
+
+    @property
+    def _parked(self) -> bool:
+        """Whether it waits at the gateway for a backend."""
+        return self.ticket is not None and self.ticket.held
 
     def shut_down(self) -> None:
         """The gateway stops and the drain time is over: end this now."""
@@ -125,7 +130,8 @@ class Endings:
         self.record.status = error.status
         self._finish(error.outcome)
         lines, body = self._handler.render_error(self.request, error)
-        self._client.respond(self.request, error.status, lines + self._routed_lines(), body)
+        lines += self._routed_lines() + self._handler.limit_lines(self.request.key)
+        self._client.respond(self.request, error.status, lines, body)
         self._client.done()
 
     def _routed_lines(self) -> bytes:

@@ -15,7 +15,7 @@ from gateway.core.dispatcher import Dispatcher
 from gateway.core.prompter import PendingChain
 from gateway.core.request import ParsedRequest, UsageOption
 from gateway.core.scan import NO_USAGE
-from gateway.core.splice import replace_model, replace_priority, request_usage
+from gateway.core.splice import replace_model, replace_priority, request_usage, set_priority
 from gateway.core.types import Api, Chain, Query, Refusal, RefusalKind, Ticket
 from gateway.edge import keys
 from gateway.edge.attempts import Attempts
@@ -43,6 +43,8 @@ from gateway.telemetry.record import AdmissionResult
 _log = logging.getLogger("radixgate.exchange")
 _ADMITTED = AdmissionResult.ADMITTED  # a member costs a look-up in its class each time
 _USAGE_APIS = frozenset({Api.CHAT, Api.COMPLETIONS})
+# Those whose bodies vLLM reads a priority from.
+_PRIORITY_APIS = frozenset({Api.CHAT, Api.COMPLETIONS, Api.RESPONSES})
 
 
 class Exchange(Attempts):
@@ -72,7 +74,8 @@ class Exchange(Attempts):
             self._waiting = spawn(self._begin_encoded(parsed, model, chain), name="encode")
             return
         ticket, now = self._admit(self._ask(parsed, model, chain))
-        if parsed.stream or parsed.model != model or self.request.key is not None:
+        changed = parsed.stream or parsed.model != model or self.request.key is not None
+        if changed or self._handler.priorities:
             self._edit_body(parsed, model)
         self._go_on(ticket, now)
 
@@ -251,13 +254,23 @@ class Exchange(Attempts):
         message = f"No backend of `{model[:100]}` is up."
         return NoBackend(message, retry_after_s=refusal.retry_after_s)
 
+    def _edit_priority(self, parsed: ParsedRequest) -> None:
+        """See that only who may chooses the engine's priority; others get their class's, or none."""
+        key, asked = self.request.key, parsed.data.get("priority")
+        if asked and key is not None and key.choose_priority:
+            return
+        own = self._handler.priorities.get(self.record.cls or "")
+        if own is not None and parsed.api in _PRIORITY_APIS:
+            self._body = set_priority(self._body, own)
+        elif asked and key is not None:
+            self._body = replace_priority(self._body, 0)
+
     def _edit_body(self, parsed: ParsedRequest, model: str) -> None:
         """Splice in the values a rule changes; every other byte stays the client's."""
         if parsed.model is not None and parsed.model != model and not self._route.multipart:
             self._body = replace_model(self._body, model)
-        key = self.request.key
-        if key is not None and not key.choose_priority and parsed.data.get("priority"):
-            self._body = replace_priority(self._body, 0)
+        if self._handler.priorities or self.request.key is not None:
+            self._edit_priority(parsed)
         if (
             self._handler.inject_usage
             and parsed.stream

@@ -14,12 +14,13 @@ from datetime import UTC, datetime
 from typing import Protocol
 from urllib.parse import unquote
 
+from gateway.config.build import effective_classes
 from gateway.config.schema import Config, KeyConfig
 from gateway.core.prompter import Prompter
 from gateway.core.queued import QueuedDispatcher
 from gateway.core.types import Chain, Explanation
 from gateway.edge import routes
-from gateway.edge.answers import JSON, Cors, RequestIds, error_lines
+from gateway.edge.answers import JSON, Cors, RequestIds, error_lines, limit_lines
 from gateway.edge.client import ClientConnection
 from gateway.edge.endings import Endings
 from gateway.edge.exchange import Exchange
@@ -117,6 +118,10 @@ class Handler:
         self.keepalive_s = config.streams.keepalive_s
         self.inject_usage = config.streams.inject_usage
         self.isolate_keys = config.index.isolate_keys
+        classes = effective_classes(config).items()
+        self.priorities = {
+            name: cls.engine_priority for name, cls in classes if cls.engine_priority is not None
+        }
         self.max_attempts = config.retries.attempts
         self.body_limit = config.limits.body_mib * 1024 * 1024
         self.max_streams = config.limits.streams
@@ -243,15 +248,26 @@ class Handler:
     def answer_lines(self, exchange: Endings) -> bytes:
         """Return the header lines of ours that a relayed answer gets."""
         request = exchange.request
-        lines = b"x-request-id: %b\r\n%b" % (request.request_id, self.debug_lines(exchange))
+        lines = b"x-request-id: %b\r\n%b%b" % (
+            request.request_id,
+            self.debug_lines(exchange),
+            self.limit_lines(request.key),
+        )
         return lines + self.cors.lines(request) if self.cors.on else lines
+
+    def limit_lines(self, key: KeyConfig | None) -> bytes:
+        """Return the `x-ratelimit-*` lines of a key that has limits."""
+        if key is None:
+            return b""
+        standing = self.dispatcher.standing(key.name, self.clock())
+        return b"" if standing is None else limit_lines(standing)
 
     def debug_lines(self, exchange: Endings) -> bytes:
         """Return the `x-gateway-*` lines (contract, section 3)."""
         if not self._debug:
             return b""
         record, ticket = exchange.record, exchange.ticket
-        if ticket is None:
+        if ticket is None or record.backend is None:  # refused, or still waiting for one
             lines = f"x-gateway-class: {record.cls}\r\n" if record.cls is not None else ""
             return lines.encode("latin-1", "replace")
         names = (record.backend, record.cls, ticket.policy)

@@ -45,6 +45,10 @@ _NOTED = frozenset(  # read by us and forwarded
         b"x-claude-code-session-id",
         b"x-session-affinity",
         b"x-stainless-read-timeout",
+        b"x-stainless-timeout",
+        b"conversation_id",
+        b"x-opencode-session",
+        b"x-task-id",
     }
 )
 _STEERING = frozenset(  # forwarded headers that vLLM obeys, or that would lie about the client
@@ -69,6 +73,15 @@ _SESSION_HEADERS = (
     b"session-id",
     b"x-claude-code-session-id",
     b"x-session-affinity",
+    b"conversation_id",
+    b"x-opencode-session",
+    b"x-task-id",
+)
+# (header, its units in a second): the first in our words, the others of the OpenAI and Anthropic SDKs
+_PATIENCE = (
+    (b"x-gateway-deadline-ms", 1000.0),
+    (b"x-stainless-read-timeout", 1.0),
+    (b"x-stainless-timeout", 1.0),
 )
 _MAX_PATIENCE_S = 86_400.0
 _AUTHORITY = re.compile(rb"[^/?]*")
@@ -172,12 +185,19 @@ def session_of(picked: dict[bytes, bytes]) -> str | None:
 
 
 def patience_of(picked: dict[bytes, bytes]) -> float | None:
-    """Return the seconds after which the client gives up reading, if it says so sensibly."""
-    try:
-        seconds = float(picked.get(b"x-stainless-read-timeout", b""))
-    except ValueError:
-        return None
-    return seconds if 0.0 < seconds < _MAX_PATIENCE_S else None
+    """Return the seconds after which the client gives up, the least of what it says sensibly."""
+    least = None
+    for name, units in _PATIENCE:
+        stated = picked.get(name)
+        if stated is None:
+            continue
+        try:
+            seconds = float(stated) / units
+        except ValueError:
+            continue
+        if 0.0 < seconds < _MAX_PATIENCE_S and (least is None or seconds < least):
+            least = seconds
+    return least
 
 
 def client_request_id(picked: dict[bytes, bytes]) -> bytes | None:

@@ -102,7 +102,15 @@ def build_query(
     name, key_class = (None, None) if key is None else (key.name, key.class_)
     # positional: half the price of keywords
     features = Features(
-        path, parsed.has_tools, chain.tokens, user_agent, name, model, forced_class, key_class
+        path,
+        parsed.has_tools,
+        chain.tokens,
+        user_agent,
+        name,
+        model,
+        forced_class,
+        key_class,
+        bool(parsed.data.get("suffix")),
     )
     cls, rule = dispatcher.classify(features)
     output, prefills = 0, True

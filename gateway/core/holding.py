@@ -24,6 +24,8 @@ from gateway.core.waiting import NOWHERE, Held, Line, WaitingRoom
 _STEAL_LOOKS = 16
 # Moves after which a request stays where it is: it is bound late, not passed around.
 _MAX_MOVES = 4
+# When to come back while no backend of a pool is up.
+_NOBODY_UP_S = 1.0
 
 Start = Callable[[Ticket, Account, float], None]
 
@@ -121,17 +123,20 @@ class Queue:
         """Return the seconds until the least loaded backend has worked off what is before it.
 
         By the prefill seconds owed and waiting, or by the pace at which requests were let go of
-        late where that says longer: memory or sequences may be what they wait for.
+        late where that says longer: memory or sequences may be what they wait for. With no backend
+        up, what waits says nothing: about when a health check may find one.
         """
         waits = []
         for row in pool.rows:
+            if not row.up or row.draining:
+                continue
             seconds = row.owed_s + row.other_owed_s + self.room.seconds(row.slot)
             line = self.room.lines.get(row.slot)
             pace = self.rules(row).starts.per_second(now)
             if line is not None and pace:
                 seconds = max(seconds, len(line) / pace)
             waits.append(seconds)
-        return min(waits, default=0.0)
+        return min(waits, default=_NOBODY_UP_S)
 
     # -- how full ----------------------------------------------------------------------------
 

@@ -165,6 +165,19 @@ def test_after_the_told_time_a_full_queue_has_a_place(
     assert isinstance(books.admit(query, engines.now), Ticket)
 
 
+def test_with_no_backend_up_nobody_is_told_to_come_back_at_once() -> None:
+    books = core(replace(settings(2, classes=WAITING), queue=QueueSpec()))
+    for name in ("b0", "b1"):
+        books.set_up(name, up=False, now=0.0)
+    tickets = [books.admit(asked(f"p{number}"), 0.0) for number in range(ROOM)]
+    full = books.admit(asked("full"), 0.0)
+    assert isinstance(full, Refusal)
+    assert full.retry_after_s == 1.0
+    (over, *_) = tickets
+    assert isinstance(over, Ticket)
+    assert books.refusal_of(over, 0.0).retry_after_s == 1.0
+
+
 def test_r38_a_hundred_freed_places_are_refilled_in_the_same_call_each() -> None:
     """Nothing ticks: what an end frees is let go before the call returns."""
     profile = EngineProfile(max_sequences=100)

@@ -18,6 +18,7 @@ from gateway.core.kv_events import Cleared, Decoder, Event, Malformed, Removed, 
 
 HELD_BATCHES: Final = 20_000  # live batches kept during a replay: twice vLLM's own replay buffer
 HELD_BYTES: Final = 64 * 1024 * 1024
+_LOST_BLOCKS: Final = 64  # a few are lost where an engine keeps a copy that it did not tell of
 _SWEEP_BLOCKS: Final = 2000  # about 0.2 ms
 _STEP_BLOCKS: Final = (
     64  # some 0.2 ms; an event is never split, and has up to one engine step's blocks
@@ -277,6 +278,8 @@ class Feed:
         holdings = self.holdings
         unknown = holdings.unknown + holdings.broken
         holdings.apply(event)
+        if self._complete and holdings.lost > _LOST_BLOCKS and 2 * holdings.lost > holdings.stored:
+            self._doubt()
         if isinstance(event, Cleared):
             self._on_empty()
             blocks = 1
@@ -290,6 +293,12 @@ class Feed:
             self._adapters = len(holdings.adapters)
             self._on_change()
         return blocks
+
+    def _doubt(self) -> None:
+        """Note that most of what the engine stores cannot be placed: its names are not as we know."""
+        self.losses += 1
+        self._complete = False
+        self._judge()
 
     def _count_calm(self, event: Event, *, calm: bool) -> None:
         """Notice when nothing can be left that was stored before our first batch.

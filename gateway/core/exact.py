@@ -41,7 +41,8 @@ class Holdings:
     """One engine's blocks. `block_tokens` is the size of ours; the engine's may be another.
 
     Counters are in engine blocks: `stored` and `removed` as told, `unknown` follow or are blocks
-    never told of, `foreign` depend on more than tokens, `broken` contradict themselves. `full` =
+    never told of, `foreign` depend on more than tokens, `broken` contradict themselves. `lost` are the
+    stored ones among them whose place in a prompt cannot be told. `full` =
     the engine claims more than `max_blocks`: its word is not kept any more until `clear`.
     """
 
@@ -56,7 +57,7 @@ class Holdings:
     ) -> None:
         self.slot = slot
         self.adapters: set[str] = set()
-        self.stored = self.removed = self.unknown = self.foreign = self.broken = 0
+        self.stored = self.removed = self.unknown = self.foreign = self.broken = self.lost = 0
         self.full = False
         self._index = index
         self._lane = index.take(slot)
@@ -157,13 +158,14 @@ class Holdings:
         start = self._start(event, medium)
         if start is _UNKNOWN:
             self.unknown += count
+            self.lost += count
             return
         own = 0 if start is None else _plain_blocks(event)
         if own:
             self._put(medium, event, ids, start, own)
         if own < count:
             self.foreign += count - own
-            medium.table.update(dict.fromkeys(event.block_hashes[own:]))
+            self._put_again(medium, event.block_hashes[own:], [None] * (count - own))
 
     def _is_main(self, event: Stored) -> bool:
         """Whether the event is about the one group of layers that is followed."""
@@ -230,16 +232,33 @@ class Holdings:
             at = (start, b"", ()) if isinstance(start, int) else start
             owns, meanings = self._uneven(ids[: own * size], at, size)
         table = medium.table
-        if table.keys().isdisjoint(hashes):
+        if table.keys().isdisjoint(hashes) and len(set(hashes)) == len(hashes):
             table.update(zip(hashes, meanings, strict=True))
         else:
-            copies = medium.copies
-            for engine, meaning in zip(hashes, meanings, strict=True):
-                if engine in table:
-                    copies[engine] = copies.get(engine, 0) + 1
-                else:
-                    table[engine] = meaning
+            owns = self._put_again(medium, hashes, meanings)
         self._index.extend(self._lane, owns)
+
+    def _put_again(
+        self, medium: _Medium, hashes: Sequence[EngineHash], meanings: Sequence[Meaning]
+    ) -> "array[int]":
+        """Enter blocks of which some are held already; return our blocks that are new.
+
+        A name that stands for something else already names nothing: old SGLang's tell a block's own
+        tokens only. What it stood for first is all that its removal could take back.
+        """
+        table, copies = medium.table, medium.copies
+        fresh = array("Q")
+        for engine, meaning in zip(hashes, meanings, strict=True):
+            held = table.get(engine, _UNKNOWN)
+            if held is _UNKNOWN:
+                table[engine] = meaning
+                fresh.extend(ours(meaning))
+                continue
+            copies[engine] = copies.get(engine, 0) + 1
+            if held != meaning:
+                self.broken += 1
+                self.lost += 1
+        return fresh
 
     def _uneven(
         self, ids: "array[int]", start: Uneven, size: int

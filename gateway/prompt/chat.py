@@ -53,6 +53,16 @@ def conversation(
     Raises:
         Unrenderable: media, a template of the client's own, or what vLLM would do is not known.
     """
+    try:
+        return _conversation(request, merges_system, disabled_effort)
+    except (TypeError, AttributeError, LookupError, ValueError) as error:
+        # A client may put anything anywhere; it is for the engine to refuse it.
+        raise Unrenderable(f"a body of an odd shape: {type(error).__name__}") from None
+
+
+def _conversation(
+    request: ParsedRequest, merges_system: bool, disabled_effort: str
+) -> Conversation:
     data = request.data
     if any(data.get(field) is not None for field in _CUTS) or data.get("chat_template"):
         raise Unrenderable("the client cuts the prompt or brings its own template")

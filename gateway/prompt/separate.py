@@ -14,6 +14,7 @@ from itertools import compress, product
 from typing import Any, Final
 
 import orjson
+from jinja2.defaults import DEFAULT_NAMESPACE
 
 from gateway.prompt.chat import Conversation
 from gateway.prompt.frames import (
@@ -37,6 +38,7 @@ _EFFORTS: Final = ("none", "minimal", "low", "medium", "high")
 _OWN_VARIABLES: Final = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
 )
+_OWN_NAMES: Final = (_OWN_VARIABLES | DEFAULT_NAMESPACE.keys()) - {"add_generation_prompt"}
 _MAX_OPTIONS: Final = 14
 _CLOCK: Final = tuple("%" + letter for letter in "HIMSpfcXTRsrDZz")
 """Formats that change within a day."""
@@ -64,6 +66,8 @@ class Separation:
         """Every word that the template looks for in texts."""
         self.words: frozenset[str] = frozenset()
         """Words of an answer for which it depends on the phase (see `frames`)."""
+        self._fixed = _OWN_NAMES.union(template.specials)
+        """Names that proofs take for what they always are; a client may set them all the same."""
         self._keys = {tools: self._variables(tools=tools) for tools in (False, True)}
         if cut_tokens and not _tells_hours(template):
             self._prove()
@@ -79,6 +83,8 @@ class Separation:
             self._made_on = _today()
             for known in self._frames.values():
                 known.anew()
+        if not self._fixed.isdisjoint(chat.variables):
+            return None
         key = self._key(chat.tools is not None, chat.variables)
         frame = self._frames.get(key)
         if frame is None or not frame.proven or chat.continued:

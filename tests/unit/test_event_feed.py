@@ -508,3 +508,21 @@ def test_whatever_happens_an_exact_feed_is_right(number: int) -> None:
             assert rig.equal()
     assert exact > 10
     assert missed
+
+
+def test_an_engine_whose_blocks_cannot_be_placed_is_not_believed() -> None:
+    """Old SGLang names blocks by their own tokens, and its first block's parent is never told of."""
+    rig = Rig()
+    rig.feed.linked()
+    rig.feed.replay_asked()
+    rig.feed.replay_ended()
+    rig.drain()
+    assert rig.changes == [True]
+    for number in range(100):
+        ids = list(range(number, number + 16))
+        event = {"type": "BlockStored", "block_hashes": [number + 1], "parent_block_hash": 2**40}
+        event |= {"token_ids": ids, "block_size": 16}
+        rig.feed.live(number, msgspec.msgpack.encode([0.0, [event], 0]))
+    rig.drain()
+    assert rig.changes == [True, False]
+    assert rig.feed.losses == 1

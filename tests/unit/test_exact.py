@@ -259,3 +259,43 @@ def test_nothing_an_engine_can_say_raises() -> None:
             kind = Stored if isinstance(event, Stored) else Removed
             held.apply(kind(**damaged))
     assert held.stored
+
+
+def test_a_name_told_again_for_another_text_stands_for_the_first_and_leaves_nothing() -> None:
+    """Old SGLang names a block by its own tokens: the same one after two beginnings."""
+    index, held = holdings()
+    one, other, after = IDS[:16], IDS[16:32], IDS[32:48]
+    held.apply(stored([b"one", b"after"], one + after))
+    held.apply(stored([b"other", b"after"], other + after))
+
+    assert index.depth(3, chain(one + after)) == 2
+    assert index.depth(3, chain(other + after)) == 1
+    assert held.broken == held.lost == 1
+    held.apply(Removed([b"one", b"other", b"after", b"after"]))
+    assert not index.masks
+    assert held.blocks == 0
+
+
+def test_names_told_again_over_and_over_take_no_more_memory() -> None:
+    index, held = holdings()
+    for number in range(100):
+        held.apply(stored([b"first", b"same"], [*range(number, number + 16), *IDS[:16]]))
+    assert len(index.masks) == 2
+    assert held.blocks == 2
+
+
+def test_a_name_told_twice_in_one_event_leaves_nothing() -> None:
+    index, held = holdings()
+    held.apply(stored([b"same", b"same", b"next"], IDS[:48]))
+    held.apply(Removed([b"next", b"same", b"same"]))
+    assert not index.masks
+    assert held.blocks == 0
+
+
+def test_a_name_of_tokens_told_again_for_media_leaves_nothing() -> None:
+    index, held = holdings()
+    held.apply(stored([b"one"], IDS[:16]))
+    held.apply(stored([b"one"], IDS[:16], extra_keys=[[["image", 1]]]))
+    assert index.depth(3, chain(IDS[:16])) == 1
+    held.apply(Removed([b"one", b"one"]))
+    assert not index.masks

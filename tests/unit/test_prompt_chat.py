@@ -160,3 +160,29 @@ def test_items_of_responses_join_into_one_answer() -> None:
 def test_what_is_not_covered_is_unrenderable(api: Api, fields: dict[str, Any]) -> None:
     with pytest.raises(Unrenderable):
         conversation(request(api, **fields))
+
+
+ODD: list[Any] = [None, True, 1, 1.5, "x", [], [[]], [None], [1], {}, {"a": {"b": [1]}}]
+_ODD_SHAPES = [
+    *({"messages": HI, "tools": odd} for odd in ODD),
+    *({"messages": [{"role": "user", "content": [{"type": odd, "text": "x"}]}]} for odd in ODD),
+    *({"messages": [{"role": odd, "content": "x"}]} for odd in ODD),
+    *({"messages": [{"role": "assistant", "tool_calls": odd}]} for odd in ODD),
+    *({"messages": HI, "system": odd} for odd in ODD),
+    *({"messages": HI, "chat_template_kwargs": odd} for odd in ODD),
+    *({"messages": HI, "instructions": odd, "reasoning": odd, "truncation": odd} for odd in ODD),
+]
+
+
+@pytest.mark.parametrize("api", [Api.CHAT, Api.MESSAGES, Api.COUNT_TOKENS, Api.RESPONSES])
+def test_what_a_client_puts_in_the_wrong_place_is_the_engines_to_refuse(api: Api) -> None:
+    refused = 0
+    for fields in _ODD_SHAPES:
+        asked = dict(fields)
+        if api is Api.RESPONSES:
+            asked["input"] = asked.pop("messages")
+        try:
+            conversation(request(api, **asked))
+        except Unrenderable:
+            refused += 1
+    assert 0 < refused < len(_ODD_SHAPES)

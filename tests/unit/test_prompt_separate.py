@@ -58,6 +58,15 @@ def test_options_that_were_not_tried_are_rendered_whole() -> None:
     assert proven(found, unknown_to_the_template="perhaps")
 
 
+@pytest.mark.parametrize("name", ["documents", "bos_token", "raise_exception", "namespace"])
+def test_options_in_the_place_of_what_templates_rely_on_are_rendered_whole(name: str) -> None:
+    shown = "{% if documents %}{{ documents }}{% endif %}" + TEMPLATES["headers"]
+    for source in (shown, TEMPLATES["thinking"]):
+        found = separation(source)
+        assert proven(found)
+        assert not proven(found, **{name: [1]})
+
+
 @pytest.mark.parametrize(
     "source",
     [

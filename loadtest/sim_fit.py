@@ -4,7 +4,7 @@ Never talks to an engine, reads a clock or prints.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import ceil
 from typing import Final
 
@@ -142,6 +142,29 @@ def likeness(real: Sequence[float], run: Sequence[float]) -> Likeness:
         median_error=float(np.median(errors)),
         p90_error=float(np.quantile(errors, 0.9)),
         bias=float(np.median(told / truth)),
+    )
+
+
+def usual(runs: Sequence[Sequence[float]]) -> list[float]:
+    """Return each request's median over the runs of one list, which are in the same order."""
+    return [float(value) for value in np.median(np.array(runs), axis=0)]
+
+
+def among(runs: Sequence[Sequence[float]]) -> Likeness:
+    """Return how each run of a list follows the median of the others, on average.
+
+    Raises:
+        ValueError: fewer than two runs, or what `likeness` refuses.
+    """
+    if len(runs) < 2:
+        raise ValueError("one run has no other to be like")
+    found = [
+        likeness(usual([*runs[:number], *runs[number + 1 :]]), run)
+        for number, run in enumerate(runs)
+    ]
+    names = [field.name for field in fields(Likeness)]
+    return Likeness(
+        **{name: float(np.mean([getattr(like, name) for like in found])) for name in names}
     )
 
 

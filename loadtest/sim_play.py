@@ -88,6 +88,11 @@ class Run:
         return {outcome.key: outcome.answer for outcome in self.outcomes}
 
     @property
+    def hit_tokens(self) -> int:
+        """Return the prompt tokens that were cached."""
+        return sum(outcome.cached_tokens for outcome in self.outcomes)
+
+    @property
     def makespan_s(self) -> float:
         """Return when the last answer ended."""
         return max(outcome.last_s for outcome in self.outcomes)

@@ -7,7 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.sim_fit import Alone, Decode, Fit, fit, least_squares, likeness, pearson, ranks
+from loadtest.sim_fit import (
+    Alone,
+    Decode,
+    Fit,
+    among,
+    fit,
+    least_squares,
+    likeness,
+    pearson,
+    ranks,
+    usual,
+)
 
 STEP_TOKENS = 512
 TRUTH = {
@@ -122,3 +133,17 @@ def test_figures_that_never_vary_correlate_with_nothing() -> None:
 def test_what_cannot_be_compared_is_refused(real: list[float]) -> None:
     with pytest.raises(ValueError, match="three requests"):
         likeness(real, [1.0, 2.0, 3.0])
+
+
+def test_one_slow_run_of_three_leaves_each_requests_usual_time() -> None:
+    assert usual([[1.0, 2.0, 3.0], [9.0, 2.5, 3.0], [1.5, 2.0, 8.0]]) == [1.5, 2.0, 3.0]
+
+
+def test_runs_are_compared_with_the_median_of_the_others() -> None:
+    steady = [1.0, 2.0, 3.0, 4.0]
+
+    assert among([steady, steady, steady]).spearman == pytest.approx(1)
+    assert among([steady, steady, steady]).p90_error == 0
+    assert among([steady, steady[::-1], steady, steady]).spearman == pytest.approx((3 - 1) / 4)
+    with pytest.raises(ValueError, match="no other"):
+        among([steady])

@@ -48,10 +48,6 @@ def simulated(lanes: Sequence[Lane], profile: Profile = PROFILE) -> sim_play.Run
     return sim_play.simulate(lanes, profile, 0.002, blank(lanes))
 
 
-def hits(run: sim_play.Run) -> int:
-    return sum(outcome.cached_tokens for outcome in run.outcomes)
-
-
 def lists() -> dict[str, list[Lane]]:
     return {
         "one by one": sim_play.one_by_one(Random(1), 70),
@@ -88,7 +84,7 @@ def test_each_list_hits_evicts_and_ends(name: str) -> None:
     run, never = simulated(lanes), simulated(lanes, free)
 
     assert len(run.outcomes) == sum(len(lane.turns) for lane in lanes)
-    assert 0 < hits(run) < hits(never)
+    assert 0 < run.hit_tokens < never.hit_tokens
     longest = max(len(outcome.prompt) + len(outcome.answer) for outcome in run.outcomes)
     assert longest <= PROFILE.max_model_len
 

@@ -10,19 +10,18 @@ it is the same process, whose numbers go on.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Final
 
+from gateway.core.event_pieces import pieces
 from gateway.core.exact import Holdings
-from gateway.core.kv_events import Cleared, Decoder, Event, Malformed, Removed, Stored
+from gateway.core.kv_events import Cleared, Decoder, Event, Malformed, Stored
 
 HELD_BATCHES: Final = 20_000  # live batches kept during a replay: twice vLLM's own replay buffer
 HELD_BYTES: Final = 64 * 1024 * 1024
 _LOST_BLOCKS: Final = 64  # a few are lost where an engine keeps a copy that it did not tell of
 _SWEEP_BLOCKS: Final = 2000  # about 0.2 ms
-_STEP_BLOCKS: Final = (
-    64  # some 0.2 ms; an event is never split, and has up to one engine step's blocks
-)
+_STEP_BLOCKS: Final = 64  # some 0.2 ms
 
 
 class Feed:
@@ -271,7 +270,7 @@ class Feed:
             return
         self.unread += batch.unknown
         self.events += len(batch.events)
-        self._open = iter(_folded(batch.events))
+        self._open = pieces(batch.events, _STEP_BLOCKS)
 
     def _apply(self, event: Event) -> int:
         """Apply one event; return how many blocks it was about, at least 1."""
@@ -328,47 +327,3 @@ class Feed:
         if exact != self.exact:
             self.exact = exact
             self._on_change()
-
-
-def _folded(events: Sequence[Event]) -> Sequence[Event]:
-    """Return the events with those that go on one another as one; takes over their lists.
-
-    vLLM tells every eviction by itself, SGLang every stored block too. None gets longer than a step
-    should be.
-    """
-    folded: list[Event] = []
-    last: Event | None = None
-    for event in events:
-        if last is not None and _goes_on(last, event):
-            last.block_hashes += event.block_hashes  # type: ignore[union-attr]
-            if isinstance(last, Stored):
-                last.token_ids += event.token_ids  # type: ignore[union-attr]
-            continue
-        folded.append(event)
-        last = event
-    return folded
-
-
-def _goes_on(last: Event, event: Event) -> bool:
-    """Return whether two events in a row say the same as one with both their lists."""
-    if isinstance(event, Removed):
-        return (
-            isinstance(last, Removed)
-            and last.medium == event.medium
-            and last.group_idx == event.group_idx
-            and len(last.block_hashes) < _STEP_BLOCKS
-        )
-    return (
-        isinstance(event, Stored)
-        and isinstance(last, Stored)
-        and event.parent_block_hash is not None
-        and bool(last.block_hashes)
-        and event.parent_block_hash == last.block_hashes[-1]
-        and len(last.token_ids) == len(last.block_hashes) * last.block_size
-        and last.block_size == event.block_size
-        and last.medium == event.medium
-        and last.group_idx == event.group_idx
-        and (last.lora_name, last.lora_id) == (event.lora_name, event.lora_id)
-        and not any(event.extra_keys or ())
-        and len(last.block_hashes) < _STEP_BLOCKS
-    )

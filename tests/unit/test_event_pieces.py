@@ -1,0 +1,86 @@
+"""KV events joined and cut: the same is said, in pieces of a bounded size."""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from gateway.core.event_pieces import pieces
+from gateway.core.exact import Holdings
+from gateway.core.kv_events import Cleared, Decoder, Event, Removed, Stored
+from tests.kv_kit import SeenIndex, ToyEngine, chain, seed, talk
+
+MOST = 4
+
+
+def stored(names: list[Any], ids: list[int], **fields: Any) -> Stored:
+    return Stored(block_hashes=names, token_ids=ids, block_size=16, **fields)
+
+
+def ids(blocks: int, first: int = 0) -> list[int]:
+    return list(range(first, first + 16 * blocks))
+
+
+def taken(events: Sequence[Event]) -> tuple[Any, ...]:
+    index = SeenIndex()
+    held = Holdings(index, 0, seed, 16)
+    for event in events:
+        held.apply(event)
+    counts = (held.stored, held.removed, held.unknown, held.foreign, held.broken, held.blocks)
+    return index.held, counts
+
+
+def test_a_long_prompt_is_told_in_pieces() -> None:
+    cut = list(pieces([stored(list(range(1, 31)), ids(30))], MOST))
+    assert [len(event.block_hashes) for event in cut if isinstance(event, Stored)] == [4] * 7 + [2]
+    index = SeenIndex()
+    held = Holdings(index, 0, seed, 16)
+    for event in cut:
+        held.apply(event)
+    assert index.depth(0, chain(ids(30))) == 30
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"parent_block_hash": 99},
+        {"lora_name": "a", "extra_keys": [["a"]] * 30},
+        {"extra_keys": [["salt"], *[None] * 29]},
+        {"extra_keys": [*[None] * 13, [["image", 1]], *[None] * 16]},
+        {"extra_keys": [["salt"]]},
+        {"medium": "CPU"},
+        {"lora_id": 3},
+        {"group_idx": 1, "kv_cache_spec_kind": "sliding_window"},
+    ],
+)
+def test_pieces_say_what_the_event_said(fields: dict[str, Any]) -> None:
+    def events() -> list[Event]:
+        return [stored(list(range(1, 31)), ids(30), **fields), Removed(list(range(20, 31)))]
+
+    assert taken(list(pieces(events(), MOST))) == taken(events())
+
+
+def test_an_event_that_contradicts_itself_is_left_whole() -> None:
+    odd = stored(list(range(1, 31)), ids(29))
+    assert list(pieces([odd], MOST)) == [odd]
+
+
+def test_copies_told_without_tokens_are_cut_too() -> None:
+    first = stored(list(range(1, 31)), ids(30))
+    copies = Stored(block_hashes=list(range(1, 31)), medium="CPU")
+    assert taken(list(pieces([first, copies], MOST))) == taken([first, copies])
+
+
+def test_what_an_engine_tells_in_one_step_is_the_same_in_pieces() -> None:
+    for form in range(20):
+        engine = ToyEngine(random.Random(form), twice=True)
+        said: list[list[int]] = []
+        for _ in range(8):
+            engine.run(talk(engine.rng, said))
+        _, payload = engine.batch()
+        whole = Decoder().decode(payload).events
+        cut = list(pieces(Decoder().decode(payload).events, MOST))
+        assert taken(cut) == taken(whole)
+        assert max(len(e.block_hashes) for e in cut if not isinstance(e, Cleared)) < 3 * MOST

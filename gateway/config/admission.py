@@ -158,8 +158,8 @@ class QueueConfig(_Section, frozen=True):
     adaptive: Annotated[
         bool,
         Key(
-            "Find W per backend between 0.1 and 2 s: less while requests wait long inside the "
-            "engine, more while it runs dry. Off = owed_s."
+            "Find W per backend between 0.1 and 2 s, so that a quarter to half of slo.ttft_s is "
+            "spent waiting inside the engine when requests wait at all. Off = owed_s."
         ),
     ] = False
     steal_s: Annotated[

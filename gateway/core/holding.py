@@ -153,12 +153,10 @@ class Queue:
         if not ticket.query.stream or not ticket.query.prefills:
             return
         limit = self.rules(row).limit
-        dry = (
-            not row.unprefilled and row.slot in self.room.lines and ticket.prefill_s < limit.seconds
-        )
+        held = row.slot in self.room.lines
         waited = now - ticket.dispatched_at - ticket.prefill_s
         target = self._classes.named(ticket.query.cls).spec.slo.ttft_s
-        limit.first_token(waited, target, now, dry=dry)
+        limit.first_token(waited, target, now, held=held)
 
     # -- leaving ----------------------------------------------------------------------------
 

@@ -1,8 +1,9 @@
 """W, the prefill seconds a backend may owe: fixed, or found from what its first tokens show.
 
 Too large a W hides the queue inside the engine, where nobody can order it: then requests spend much
-of their class's TTFT target there. Too small a W lets the engine run dry while requests wait here.
-Without either sign W goes back to what is configured. Must never leave its bounds.
+of their class's TTFT target there. Too small a W holds requests here though the engine answers early,
+and it works with small batches or runs dry. So W is what keeps the wait inside between a quarter and
+half of the target. Without either sign it goes back to what is configured. Must never leave its bounds.
 """
 
 from gateway.core.settings import QueueSpec
@@ -18,7 +19,7 @@ _WEIGHT = 0.1
 
 FIXED = "fixed"
 LATE_INSIDE = "requests wait too long inside the engine"
-RAN_DRY = "the engine ran dry while requests waited"
+HELD_BACK = "requests wait here though the engine answers early"
 CALM = "no sign against the configured value"
 
 
@@ -28,11 +29,11 @@ class OwedLimit:
     `inside` = mean part of the TTFT target that requests waited inside the engine.
     """
 
-    __slots__ = ("_dry", "_looked_at", "_spec", "inside", "reason", "seconds")
+    __slots__ = ("_held", "_looked_at", "_spec", "inside", "reason", "seconds")
 
     def __init__(self, spec: QueueSpec) -> None:
         self.inside = 0.0
-        self._dry = False
+        self._held = False
         self._looked_at = 0.0
         self.apply(spec)
 
@@ -42,27 +43,26 @@ class OwedLimit:
         self.seconds = spec.owed_s
         self.reason = CALM if spec.adaptive else FIXED
 
-    def first_token(self, waited_s: float, target_s: float, now: float, *, dry: bool) -> None:
+    def first_token(self, waited_s: float, target_s: float, now: float, *, held: bool) -> None:
         """Note a first token: its wait inside the engine besides its prefill, and its class's target.
 
-        `dry` = nothing is left there to prefill, though requests wait here and the prompt that ends
-        was shorter than W.
+        `held` = requests wait here for this backend.
         """
         part = max(0.0, waited_s) / max(target_s, 1e-3)
         self.inside += _WEIGHT * (part - self.inside)
-        self._dry = self._dry or dry
+        self._held = self._held or held
         if self._spec.adaptive and now - self._looked_at >= LOOK_S:
             self._looked_at = now
             self._adjust()
-            self._dry = False
+            self._held = False
 
     def _adjust(self) -> None:
         configured = self._spec.owed_s
         if self.inside > LATE:
             self.reason = LATE_INSIDE
             wanted = self.seconds * _SHRINK
-        elif self._dry and self.inside < EARLY:
-            self.reason = RAN_DRY
+        elif self._held and self.inside < EARLY:
+            self.reason = HELD_BACK
             wanted = self.seconds * _GROW
         else:
             self.reason = CALM

@@ -2,16 +2,16 @@
 
 import pytest
 
-from gateway.core.owed_limit import CALM, FIXED, LATE_INSIDE, MOST_S, RAN_DRY, OwedLimit
+from gateway.core.owed_limit import CALM, FIXED, HELD_BACK, LATE_INSIDE, MOST_S, OwedLimit
 from gateway.core.settings import QueueSpec
 
 ADAPTIVE = QueueSpec(owed_s=0.5, adaptive=True)
 
 
-def told(limit: OwedLimit, waited_s: float, *, dry: bool = False, seconds: int = 60) -> None:
+def told(limit: OwedLimit, waited_s: float, *, held: bool = False, seconds: int = 60) -> None:
     for second in range(seconds):
         for tenth in range(10):
-            limit.first_token(waited_s, 1.0, second + tenth / 10, dry=dry)
+            limit.first_token(waited_s, 1.0, second + tenth / 10, held=held)
 
 
 def test_fixed_it_never_moves() -> None:
@@ -26,15 +26,15 @@ def test_it_shrinks_to_its_bound_while_requests_wait_inside_the_engine() -> None
     assert (limit.seconds, limit.reason) == (0.1, LATE_INSIDE)
 
 
-def test_it_grows_to_its_bound_while_the_engine_runs_dry() -> None:
+def test_it_grows_to_its_bound_while_requests_wait_though_the_engine_answers_early() -> None:
     limit = OwedLimit(ADAPTIVE)
-    told(limit, 0.0, dry=True)
-    assert (limit.seconds, limit.reason) == (MOST_S, RAN_DRY)
+    told(limit, 0.0, held=True)
+    assert (limit.seconds, limit.reason) == (MOST_S, HELD_BACK)
 
 
-def test_running_dry_is_no_reason_to_grow_when_first_tokens_are_late_already() -> None:
+def test_that_requests_wait_is_no_reason_to_grow_where_they_would_wait_inside() -> None:
     limit = OwedLimit(ADAPTIVE)
-    told(limit, 0.4, dry=True)
+    told(limit, 0.4, held=True)
     assert abs(limit.seconds - 0.5) < 0.2
     assert limit.reason == CALM
 
@@ -43,7 +43,7 @@ def test_without_a_sign_it_returns_to_what_is_configured() -> None:
     limit = OwedLimit(ADAPTIVE)
     told(limit, 0.8)
     for second in range(100, 200):
-        limit.first_token(0.0, 1.0, float(second), dry=False)
+        limit.first_token(0.0, 1.0, float(second), held=False)
     assert abs(limit.seconds - 0.5) < 0.01
     assert limit.reason == CALM
 
@@ -53,7 +53,7 @@ def test_one_step_a_second_however_many_first_tokens_come() -> None:
     told(limit, 0.8, seconds=2)
     before = limit.seconds
     for i in range(1000):
-        limit.first_token(0.9, 1.0, 2.0 + i / 1100, dry=False)
+        limit.first_token(0.9, 1.0, 2.0 + i / 1100, held=False)
     assert limit.seconds == pytest.approx(before * 0.8)
 
 

@@ -213,7 +213,7 @@ def test_w_is_what_is_configured_until_first_tokens_say_otherwise() -> None:
     busy(row, 0.4)
     assert rules.open(row)
     for i in range(40):
-        rules.limit.first_token(2.0, 1.0, float(i), dry=False)
+        rules.limit.first_token(2.0, 1.0, float(i), held=False)
     assert not rules.open(row)
     rules.apply(QueueSpec(owed_s=0.5), CLASSES)
     assert rules.open(row)

@@ -17,6 +17,7 @@ from xxhash import xxh3_64_intdigest as _hashed
 
 from gateway.core.chain import ID_BYTES, chain_tokens
 from gateway.core.types import Chain
+from gateway.prompt.amount import MAX_MESSAGES, check_amount
 from gateway.prompt.chat import Conversation
 from gateway.prompt.frames import Frame
 from gateway.prompt.messages import Unrenderable
@@ -68,6 +69,8 @@ class Conversations(Table):
         Raises:
             Unrenderable: it has to be rendered whole.
         """
+        if len(chat.messages) > MAX_MESSAGES:
+            raise Unrenderable("too many messages to look each up")
         found = self.separation.frame(chat)
         if found is None:
             raise Unrenderable("these options were not proven")
@@ -231,6 +234,7 @@ class Route:
             return plain
         roles, chat = self._roles, self._chat
         given = chat.messages[start:end]
+        check_amount(given, None if start else chat.tools)
         self._check(given)
         one = self._table.template.of(chat.tools)
         assert one is not None

@@ -19,6 +19,7 @@ from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+from gateway.prompt.amount import check_amount
 from gateway.prompt.chat import Conversation
 from gateway.prompt.content_format import reads_parts
 from gateway.prompt.messages import Unrenderable, shown
@@ -117,6 +118,7 @@ class ChatTemplate:
         Raises:
             Unrenderable: more than text in it, or the template refuses or fails.
         """
+        check_amount(chat.messages, chat.tools)
         one = self.of(chat.tools)
         if one is None:
             raise Unrenderable("no template for a request without tools")

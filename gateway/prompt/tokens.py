@@ -20,6 +20,7 @@ from gateway.core.chain import ID_BYTES, chain_tokens, token_seed
 from gateway.core.prompter import PendingChain, Prompter
 from gateway.core.request import ParsedRequest
 from gateway.core.types import Api, Chain
+from gateway.prompt.amount import MAX_TEXT_CHARS
 from gateway.prompt.chat import Conversation, conversation
 from gateway.prompt.conversation import Chained, Conversations, Route
 from gateway.prompt.engines import CannotEncode, Encoder
@@ -28,9 +29,6 @@ from gateway.prompt.pool import EncoderPool
 from gateway.prompt.template import ChatTemplate, Unrenderable
 
 _log = logging.getLogger("radixgate.prompt")
-
-MAX_TEXT_CHARS: Final = 1024 * 1024
-"""Longer prompts are chained by bytes: encoding one would hold the caller up for half a second."""
 
 CACHE_BYTES: Final = 64 * 1024 * 1024
 _CUT_TOKENS: Final = 8

@@ -14,11 +14,12 @@ from gateway.core.chain import chain_blocks
 from gateway.core.prompter import BytePrompter, Prompter
 from gateway.core.request import parse_json
 from gateway.core.types import Api, Chain
+from gateway.prompt.amount import MAX_TEXT_CHARS
 from gateway.prompt.engines import Encoder
 from gateway.prompt.jobs import BUSY
 from gateway.prompt.load import TokenizerProblem, load_prompter
 from gateway.prompt.pool import EncoderPool, PoolBehind
-from gateway.prompt.tokens import MAX_TEXT_CHARS, EncodingCache, TokenPrompter
+from gateway.prompt.tokens import EncodingCache, TokenPrompter
 
 TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"

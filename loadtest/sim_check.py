@@ -3,7 +3,7 @@
     python -m loadtest.sim_check --vllm-python PYTHON [--json FILE]
 
 Starts one vLLM with a tiny model and a KV cache small enough to evict, measures prompts alone and
-steps of several batches, fits the simulator's linear step model to them, plays three request lists
+steps of several batches, fits the simulator's linear step model to them, plays four request lists
 to both, and compares every request's TTFT and hit tokens. Every list is played to vLLM several times:
 how much its own runs differ is what a shared machine allows anyone to predict. Without vLLM it says
 so and ends.
@@ -31,6 +31,7 @@ from loadtest.sim_play import (
     Run,
     arrivals,
     client,
+    long_answers,
     one_by_one,
     sessions,
     simulate,
@@ -47,11 +48,12 @@ LOAD: Final = 0.7  # of the capacity the simulator predicts: near 1, any slow mo
 HIT_POINTS: Final = 0.03
 # TTFT on a shared CPU: vLLM's own runs set what can be asked. Below TOO_NOISY they do not even follow
 # each other, and the times judge nothing; else the simulator must rank the requests nearly as well as
-# one of them ranks the others. Beside one run that gave 0.96 at fixed times, a simulator with half the
-# cache gave 0.55, with steps twice as long 0.53, with a quarter of the slots or prefill four times as
-# slow less than 0.
+# one of them ranks the others, and its median request must not be RATIO times as slow or as fast.
+# Beside two runs where the fit gave 0.96 at fixed times, steps twice as long gave 0.5, a quarter of the
+# slots or prefill four times as slow less than 0 (and ratios above 20).
 RANK_SHARE: Final = 0.8
 RANK_ENOUGH: Final = 0.7
+RATIO: Final = 2.5
 TOO_NOISY: Final = 0.5
 
 
@@ -104,6 +106,8 @@ class Compared:
         wanted = min(RANK_ENOUGH, RANK_SHARE * self.noise.spearman)
         if self.judged and self.ttft.spearman < wanted:
             found.append(f"TTFT rank correlation {self.ttft.spearman:.2f}, wanted {wanted:.2f}")
+        if self.judged and not 1 / RATIO <= self.ttft.bias <= RATIO:
+            found.append(f"TTFT {self.ttft.bias:.2f} times vLLM's, wanted {1 / RATIO} to {RATIO}")
         return [f"{self.name}: {fault}" for fault in found]
 
 
@@ -168,6 +172,7 @@ async def measure(
             "one by one": one_by_one(Random(seed), requests=70),
             "arrivals": stretched(open_loop, 1 / (LOAD * capacity(open_loop, draft))),
             "sessions": sessions(Random(seed), count=12, turns=6, think_s=0.5),
+            "long answers": long_answers(Random(seed), requests=12),
         }
         played: dict[str, list[Run]] = {name: [] for name in lists}
         for _ in range(PLAYS):  # in turns, so that a slow minute does not have one list alone

@@ -168,6 +168,25 @@ def sessions(rng: Random, count: int, turns: int, think_s: float) -> list[Lane]:
     return lanes
 
 
+def long_answers(rng: Random, requests: int) -> list[Lane]:
+    """Return requests that come at once and whose answers outgrow the KV cache: some are preempted."""
+    opening = random_ids(rng, 256)
+    return [
+        Lane(
+            (
+                Turn(
+                    number,
+                    (opening if rng.random() < 0.3 else ())
+                    + random_ids(rng, rng.randrange(600, 900)),
+                    rng.randrange(250, 450),
+                ),
+            ),
+            0.02 * number,  # apart enough that both sides see them in one order
+        )
+        for number in range(requests)
+    ]
+
+
 def simulate(
     lanes: Sequence[Lane],
     profile: Profile,

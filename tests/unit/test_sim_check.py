@@ -139,6 +139,15 @@ def test_ttft_that_does_not_follow_is_a_fault_unless_vllm_does_not_follow_itself
     assert rough.faults() == []
 
 
+@pytest.mark.parametrize("bias", [0.3, 3.0])
+def test_ttft_of_another_size_in_the_same_order_is_a_fault(bias: float) -> None:
+    found = compared("arrivals")
+    wrong = replace(found, ttft=replace(found.ttft, bias=bias))
+
+    assert wrong.faults() == [f"arrivals: TTFT {bias:.2f} times vLLM's, wanted 0.4 to 2.5"]
+    assert replace(wrong, noise=replace(found.noise, spearman=0.4)).faults() == []
+
+
 def test_the_printed_report_has_both_sides_of_every_list(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -89,6 +89,16 @@ def test_each_list_hits_evicts_and_ends(name: str) -> None:
     assert longest <= PROFILE.max_model_len
 
 
+def test_long_answers_outgrow_the_cache_and_are_preempted() -> None:
+    lanes = sim_play.long_answers(Random(1), 12)
+
+    run = simulated(lanes)
+
+    assert len(run.outcomes) == 12
+    assert run.preemptions > 0
+    assert run.queued_s > 0
+
+
 def test_requests_of_one_lane_never_meet() -> None:
     ordered = simulated(lists()["one by one"]).ordered()
 

@@ -213,7 +213,7 @@ class Releaser:
 
         Nothing of ours without a first token there waives the limit: it would wait for nothing.
         """
-        if row.in_flight >= row.engine.max_sequences:
+        if row.in_flight >= row.engine.max_sequences and _queues(row):
             return False
         return not row.unprefilled or row.owed_ns * 1e-9 + row.other_owed_s < self.limit.seconds
 
@@ -252,6 +252,14 @@ class Releaser:
         if held is None or held.ticket is None or not now <= held.latest_s <= now + _URGENT_S:
             return None
         return held if self.fits(row, held.ticket, now) else None
+
+
+def _queues(row: Account) -> bool:
+    """Return whether the engine itself has requests waiting, as far as we heard.
+
+    How many sequences it takes is only believed; this shows that it takes no more.
+    """
+    return row.snapshot is not None and row.snapshot.waiting > 0
 
 
 def _tokens(ticket: Ticket) -> int:

@@ -16,7 +16,16 @@ from gateway.core.settings import (
     KeySpec,
     QueueSpec,
 )
-from gateway.core.types import Finish, Outcome, Query, Refusal, RefusalKind, Ticket, Usage
+from gateway.core.types import (
+    Finish,
+    Outcome,
+    Query,
+    Refusal,
+    RefusalKind,
+    Snapshot,
+    Ticket,
+    Usage,
+)
 from tests.core_kit import chain, settings
 
 LIMITED = ClassSpec("chat", default=True, bucket=BucketSpec(100.0, 5_000.0))
@@ -183,7 +192,8 @@ def test_r38_a_hundred_freed_places_are_refilled_in_the_same_call_each() -> None
     profile = EngineProfile(max_sequences=100)
     classes = (ClassSpec("chat", default=True, max_wait_s=60.0),)
     made = replace(settings(1, classes=classes, profile=profile), queue=QueueSpec(owed_s=60.0))
-    books = core(made)
+    books = core(replace(made, stale_after_s=60.0))
+    books.observe("b0", Snapshot(0.0, running=100, waiting=1), 0.0)  # it takes no more than that
     tickets = [books.admit(asked(f"p{number}", 64), 0.0) for number in range(250)]
     running = [t for t in tickets if isinstance(t, Ticket) and not t.held]
     assert len(running) == 100

@@ -7,7 +7,7 @@ import pytest
 from gateway.core.ledger import Account
 from gateway.core.release import OVERLOAD_HOLD_S, KvRules, Overload, Releaser, Shares, StartRate
 from gateway.core.settings import ClassSpec, EngineProfile, QueueSpec
-from gateway.core.types import Ticket
+from gateway.core.types import Snapshot, Ticket
 from gateway.core.waiting import Held, Line
 from tests.core_kit import account, query, ticket_for
 
@@ -51,10 +51,14 @@ def test_with_nothing_of_ours_to_prefill_others_load_does_not_close_it() -> None
     assert rules.open(row)
 
 
-def test_a_backend_with_all_its_sequences_taken_is_closed() -> None:
+def test_a_backend_whose_sequences_are_taken_is_closed_once_it_queues_itself() -> None:
     row = account(profile=EngineProfile(max_sequences=2))
     busy(row, 0.0)
     busy(row, 0.0)
+    assert releaser().open(row)  # two are all it takes, we believe: it may take more
+    row.snapshot = Snapshot(0.0, running=2, waiting=0)
+    assert releaser().open(row)
+    row.snapshot = Snapshot(0.0, running=2, waiting=1)
     assert not releaser().open(row)
 
 

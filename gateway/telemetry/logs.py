@@ -161,6 +161,8 @@ def json_line(record: RequestRecord, date: str) -> bytes:
             "completion_tokens": record.completion_tokens,
             "predicted_tokens": record.predicted_tokens,
             "cached_tokens": record.cached_tokens,
+            "chunks": record.chunks,
+            "ran": record.ran,
             "attempts": record.attempts,
             "stream": record.stream,
             "client": record.client,

@@ -165,7 +165,10 @@ class TokenPrompter:
                 wanted = self._text(self._template.render(chat), special=special)
                 return self._whole(wanted, chained, pool, by_bytes)
             texts = [self._text(text, special=False) for text in route.texts]
-            finish = partial(self._routed, route, chat, chained)
+            finish = partial(self._routed, route)
+            if self._doubted and (whole := self._doubtful(chat)) is not None:
+                texts.append(whole)
+                finish = partial(self._compared, route, chained)
             return self._encoded(texts, finish, pool, by_bytes)
         except Unrenderable:
             self.unrendered += 1
@@ -233,30 +236,30 @@ class TokenPrompter:
         self._cache.put(text.key, whole)
         return whole
 
-    def _routed(
-        self,
-        route: Route,
-        chat: Conversation,
-        chained: Chained,
-        ids: "Sequence[array[int]]",
-    ) -> Chain:
-        chain = route.finish(ids)
+    def _routed(self, route: Route, ids: "Sequence[array[int]]") -> Chain:
         self.in_parts += 1
-        if self._doubted:
-            self._doubted = False
-            self._check(chain, chat, chained)
-        return chain
+        return route.finish(ids)
 
-    def _check(self, chain: Chain, chat: Conversation, chained: Chained) -> None:
-        """Compare a chain made in parts with the whole prompt's; give the short way up for good.
-
-        Asked for when an engine counted another number of tokens. Its price is a long encoding.
-        """
+    def _doubtful(self, chat: Conversation) -> "Text | None":
+        """Return the whole of a chat, to compare what its parts give; None = not with this one."""
         assert self._template is not None
-        whole = self._exact(self._encoder.encode(self._template.render(chat)), chained)
+        try:
+            return self._text(self._template.render(chat), special=False)
+        except Unrenderable:
+            return None
+
+    def _compared(self, route: Route, chained: Chained, ids: "Sequence[array[int]]") -> Chain:
+        """Return the whole prompt's chain; where its parts give another, give the short way up.
+
+        Asked for when an engine counted another number of tokens.
+        """
+        *parts, whole_ids = ids
+        chain, whole = self._routed(route, parts), self._exact(whole_ids, chained)
+        self._doubted = False
         if whole != chain:
             _log.error("the chat template is not what was proven: prompts are rendered whole now")
             self.render_whole()
+        return whole
 
     def _exact(self, ids: "array[int]", chained: Chained) -> Chain:
         size = chained.block_tokens

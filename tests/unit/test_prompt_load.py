@@ -1,5 +1,7 @@
 """A model's files, read as vLLM reads them."""
 
+import threading
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,11 @@ import pytest
 from gateway.core.prompter import BytePrompter
 from gateway.core.request import parse_json
 from gateway.core.types import Api, Chain
+from gateway.prompt import amount
+from gateway.prompt.engines import Encoder
+from gateway.prompt.jobs import EncodeJob
 from gateway.prompt.load import TokenizerProblem, cut_tokens, load_prompter
+from gateway.prompt.pool import EncoderPool
 from gateway.prompt.tokens import TokenPrompter
 from tests.prompt_kit import CHATML, SPECIAL_TOKENS, THINKING, encode, make_tokenizer
 
@@ -162,6 +168,46 @@ def test_short_way_that_is_wrong_is_given_up_for_good(
     chat(prompter, messages=conversation(3))
     assert "not what was proven" in caplog.text
     assert chat(prompter, messages=conversation(4)) == chat(whole, messages=conversation(4))
+
+
+async def test_the_check_of_the_short_way_is_encoded_off_the_loop(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[tuple[bool, int]] = []
+    plain = Encoder.encode
+
+    def noted(encoder: Encoder, text: str) -> "array[int]":
+        threads.append((threading.current_thread() is threading.main_thread(), len(text)))
+        return plain(encoder, text)
+
+    pool = EncoderPool(threads=1)
+    prompter = load(model, pool=pool)
+    asked = conversation(60)
+    exact = chat(prompter, messages=asked)
+    prompter.learn("m", "", exact, exact.tokens + 1)
+    monkeypatch.setattr(Encoder, "encode", noted)
+    more = [*asked, {"role": "assistant", "content": "yes"}, *HI]
+    job = prompter.start(parse_json(Api.CHAT, orjson.dumps({"model": "m", "messages": more})))
+    assert isinstance(job, EncodeJob)
+    assert (await job.wait()).exact
+    here = [chars for main, chars in threads if main]
+    assert sum(here) <= prompter._encoder.inline_chars
+    assert [chars for main, chars in threads if not main and chars > 20_000]
+    pool.close()
+
+
+def test_a_chat_whose_whole_is_too_much_leaves_the_check_to_the_next(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompter = load(model)
+    exact = chat(prompter, messages=conversation(2))
+    prompter.learn("m", "", exact, exact.tokens + 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(amount, "MAX_WEIGHT", 2)
+        assert chat(prompter, messages=conversation(2)).exact
+        assert prompter._doubted
+    assert chat(prompter, messages=conversation(3)).exact
+    assert not prompter._doubted
 
 
 def test_another_block_size_is_another_family_of_chains(model: Path) -> None:

@@ -153,7 +153,7 @@ class Exactness:
             return _NONE
         feed = held[1]
         return EventStatus(
-            mode="exact" if feed.exact else "approximate",
+            mode="exact" if row.exact else "approximate",
             events=feed.events,
             gaps=feed.gaps,
             losses=feed.losses,
@@ -172,10 +172,19 @@ class Exactness:
 
     def _turn(self, row: Account, spec: EventSpec, feed: Feed) -> None:
         """Believe a feed, or stop to; what was learnt of the trie's errors is void either way."""
-        models = frozenset({spec.model, *feed.holdings.adapters}) if feed.exact else frozenset()
+        exact = feed.exact and not misnamed(spec, feed)
+        models = frozenset({spec.model, *feed.holdings.adapters}) if exact else frozenset()
         self.index.set_live(row.slot, models)
-        if row.exact != feed.exact:
-            row.exact = feed.exact
+        if row.exact != exact:
+            row.exact = exact
             row.trust = 1.0
             row.belief.clear()
             row.belief.counted = None
+
+
+def misnamed(spec: EventSpec, feed: Feed) -> bool:
+    """Whether the model that stands for the engine's own is one of its adapters in truth.
+
+    Blocks with and without the adapter were then taken for the same.
+    """
+    return spec.model in feed.holdings.adapters

@@ -274,3 +274,23 @@ def test_memory_of_a_backend_no_longer_followed_is_given_back() -> None:
     while run.core.sweep():
         pass
     assert exactness.bytes == 0
+
+
+def test_a_model_that_proves_to_be_an_adapter_is_not_exact() -> None:
+    """Its adapter's and the engine's own blocks would be each other's hits."""
+    run = ExactBench(1, 307_328)
+    assert run.status("b0").mode == "exact"
+    ids = list(range(64))
+    told: dict[str, object] = {
+        "type": "BlockStored",
+        "block_hashes": [1, 2, 3, 4],
+        "token_ids": ids,
+    }
+    told |= {"parent_block_hash": None, "block_size": 16, "medium": "GPU", "lora_id": 1}
+    run.feeds["b0"].live(0, msgspec.msgpack.encode([0.0, [{**told, "lora_name": "m"}], 0]))
+    while run.feeds["b0"].step():
+        pass
+    assert run.status("b0").mode == "approximate"
+    asked = Chain(chain(ids), float(BLOCK), 65, True)
+    (row,) = run.core.explain(Query("m", "chat", asked, 10), 9.0).backends
+    assert row.hit_tokens == 0

@@ -117,10 +117,8 @@ class Account:
         self.live: dict[int, Ticket] = {}
         self.in_flight = 0
         self.unprefilled = 0
-        self.owed_ns = 0
-        self.owed_tokens = 0
-        self.context_tokens = 0
-        self.kv_tokens = 0
+        self.owed_ns = self.owed_tokens = 0
+        self.context_tokens = self.kv_tokens = 0
         self.pinned: dict[int, list[int]] = {}
         self.rate = 0.0
         self.rate_at = 0.0

@@ -189,7 +189,7 @@ class Queue:
         rules.shares.charge(ticket.query.cls, _engine_seconds(ticket, row), now)
         if row.slot in self.room.lines:  # the pace matters where somebody waits
             rules.starts.note(now)
-        self._kv.started(ticket)
+        self._kv.started(ticket, row.new_tokens, now)
 
     def count_ended(self, ticket: Ticket, row: Account | None, now: float, *, ran: bool) -> None:
         """Take a counted ticket out of its class's memory; its share too if it never ran.

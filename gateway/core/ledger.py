@@ -71,6 +71,7 @@ class Account:
         "live",
         "load",
         "name",
+        "new_tokens",
         "oldest_use",
         "other_context_tokens",
         "other_in_flight",
@@ -118,7 +119,7 @@ class Account:
         self.in_flight = 0
         self.unprefilled = 0
         self.owed_ns = self.owed_tokens = 0
-        self.context_tokens = self.kv_tokens = 0
+        self.context_tokens = self.kv_tokens = self.new_tokens = 0
         self.pinned: dict[int, list[int]] = {}
         self.rate = 0.0
         self.rate_at = 0.0
@@ -192,6 +193,7 @@ class Account:
         if 2 * len(chain.hashes) * chain.tokens_per_block > _CHECKPOINT_TOKENS:
             tokens = self._pin(chain)
         self.kv_tokens += tokens
+        self.new_tokens = tokens  # of the last one placed: what it shares with no other
         window_s = self.constants.congestion_window_s
         rate = self.rate
         if rate:

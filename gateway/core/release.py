@@ -26,6 +26,8 @@ _URGENT_S = 0.5
 OVERLOAD_HOLD_S = 10.0
 # A request that has waited this part of its limit is a sign (results.md: "half the deadline").
 _WAITED = 0.5
+# A class that started nothing for so long has no use for its reserve.
+_PRESENT_S = 60.0
 # Weight of one more prompt in a class's mean length.
 _LENGTH_WEIGHT = 0.05
 
@@ -123,10 +125,11 @@ class Overload:
 class KvRules:
     """How much of a backend's KV cache each class may fill."""
 
-    __slots__ = ("_classes", "_lengths", "_spec", "_used")
+    __slots__ = ("_asked", "_classes", "_lengths", "_spec", "_used")
 
     def __init__(self, spec: QueueSpec, classes: Iterable[ClassSpec]) -> None:
         self._lengths: dict[str, float] = {}
+        self._asked: dict[str, float] = {}  # when a class last had a request started
         self._used: dict[tuple[int, str], int] = {}
         self.apply(spec, classes)
 
@@ -136,13 +139,17 @@ class KvRules:
         self._classes: Mapping[str, ClassSpec] = {cls.name: cls for cls in classes}
         self._lengths = {k: v for k, v in self._lengths.items() if k in self._classes}
 
-    def started(self, ticket: Ticket) -> None:
-        """Count the KV tokens of a request that was sent to its backend."""
+    def started(self, ticket: Ticket, own_tokens: int, now: float) -> None:
+        """Count the KV tokens of a request that was sent to its backend.
+
+        `own_tokens` of its prompt are shared with nothing else that runs there.
+        """
         query = ticket.query
         key = (ticket.slot, query.cls)
         self._used[key] = self._used.get(key, 0) + _tokens(ticket)
         known = self._lengths.get(query.cls)
-        length = float(query.chain.tokens)
+        length = float(own_tokens)
+        self._asked[query.cls] = now
         self._lengths[query.cls] = (
             length if known is None else known + _LENGTH_WEIGHT * (length - known)
         )
@@ -161,10 +168,14 @@ class KvRules:
         return self._used.get((slot, cls), 0)
 
     def long(self, cls: str) -> bool:
-        """Return whether a class's prompts are long: its prefixes are what memory is kept for."""
+        """Return whether a class's prompts are long, but for what they share while they run.
+
+        Conversations in think time are what memory is kept for; a document that many ask about at
+        once is kept by those who do.
+        """
         return self._lengths.get(cls, 0.0) >= self._spec.long_prompt_tokens
 
-    def room(self, row: Account, cls: str, *, overloaded: bool) -> float:
+    def room(self, row: Account, cls: str, now: float, *, overloaded: bool) -> float:
         """Return the KV tokens that one more request of `cls` may add to a backend."""
         spec, capacity = self._spec, row.engine.kv_tokens
         limit = spec.kv_share
@@ -172,13 +183,14 @@ class KvRules:
             limit = spec.overload_kv_share
         free = limit * capacity - row.kv_tokens - row.other_context_tokens
         if overloaded:
-            free -= self._kept_for_others(row, cls)
+            free -= self._kept_for_others(row, cls, now)
         return free
 
-    def _kept_for_others(self, row: Account, cls: str) -> float:
+    def _kept_for_others(self, row: Account, cls: str, now: float) -> float:
+        """Return what other classes that send anything may yet fill of their reserves."""
         kept = 0.0
         for other in self._classes.values():
-            if other.name != cls:
+            if other.name != cls and now - self._asked.get(other.name, -inf) < _PRESENT_S:
                 reserve = other.kv_reserve * row.engine.kv_tokens
                 kept += max(0.0, reserve - self.held(row.slot, other.name))
         return kept
@@ -224,7 +236,7 @@ class Releaser:
         query = ticket.query
         needed = ticket.uncached_tokens + query.expected_output_tokens
         overloaded = now < self.overload.until
-        return needed <= self.kv.room(row, query.cls, overloaded=overloaded)
+        return needed <= self.kv.room(row, query.cls, now, overloaded=overloaded)
 
     def next(self, line: Line, row: Account, now: float) -> Held | None:
         """Return who of a line starts on its backend now; None = nobody may."""

@@ -149,23 +149,24 @@ def test_the_overload_switch_stays_on_for_a_while_after_the_last_sign() -> None:
 
 def test_under_overload_long_prompts_leave_memory_for_idle_prefixes() -> None:
     rules, row = releaser(), account(profile=PROFILE)
-    rules.kv.started(ticket_for(query(("long", 32_000), cls="coding"), row, 1))
+    rules.kv.started(ticket_for(query(("long", 32_000), cls="coding"), row, 1), 32_000, 0.0)
+    rules.kv.started(ticket_for(query(("short", 640), cls="chat"), row, 3), 640, 0.0)
     row.place(ticket_for(query(("long", 32_000), cls="coding"), row, 2), 0.0)
     used = row.kv_tokens
 
     assert rules.kv.long("coding")
     assert not rules.kv.long("chat")
-    assert rules.kv.room(row, "coding", overloaded=False) == 97_000 - used
-    assert rules.kv.room(row, "coding", overloaded=True) == 70_000 - used - 15_000
+    assert rules.kv.room(row, "coding", 0.0, overloaded=False) == 97_000 - used
+    assert rules.kv.room(row, "coding", 0.0, overloaded=True) == 70_000 - used - 15_000 + 900
     # what coding already holds counts towards its own reserve
-    assert rules.kv.room(row, "chat", overloaded=True) == 97_000 - used
+    assert rules.kv.room(row, "chat", 0.0, overloaded=True) == 97_000 - used
 
 
 def test_what_has_ended_holds_no_memory() -> None:
     rules, row = releaser(), account(profile=PROFILE)
     tickets = [ticket_for(query((f"t{i}", 6400), cls="coding"), row, i) for i in range(3)]
     for ticket in tickets:
-        rules.kv.started(ticket)
+        rules.kv.started(ticket, 6400, 0.0)
     assert rules.kv.held(row.slot, "coding") == 3 * (6400 + 10 + 250)
     for ticket in tickets:
         rules.kv.ended(ticket)
@@ -221,3 +222,21 @@ def test_w_is_what_is_configured_until_first_tokens_say_otherwise() -> None:
     assert not rules.open(row)
     rules.apply(QueueSpec(owed_s=0.5), CLASSES)
     assert rules.open(row)
+
+
+def test_a_class_that_sends_nothing_has_no_reserve() -> None:
+    rules, row = releaser(), account(profile=PROFILE)
+    rules.kv.started(ticket_for(query(("a", 640), cls="coding"), row, 1), 640, 0.0)
+
+    assert rules.kv.room(row, "chat", 10.0, overloaded=True) == 97_000 - 25_000 + 900
+    assert rules.kv.room(row, "chat", 100.0, overloaded=True) == 97_000
+
+
+def test_a_document_that_many_ask_about_at_once_makes_no_class_long() -> None:
+    rules, row = releaser(), account(profile=PROFILE)
+    for number in range(200):
+        ticket = ticket_for(query(("doc", 24_000), (f"q{number}", 128)), row, number)
+        row.place(ticket, 0.0)
+        rules.kv.started(ticket, row.new_tokens, 0.0)
+
+    assert not rules.kv.long("chat")

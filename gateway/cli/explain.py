@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import orjson
 
@@ -38,13 +38,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="route it would be sent to, such as /v1/messages (default: by its fields)",
     )
+    parser.add_argument(
+        "--key",
+        metavar="NAME",
+        help="name of the key it would come with: its class, and its hits if keys are isolated",
+    )
     parser.add_argument("--json", action="store_true", help="print the answer as it came")
 
 
 def run(args: argparse.Namespace) -> int:
     """Ask and print; 1 when there is no explanation."""
     try:
-        answer = ask(args.gateway, _body(args.request), args.path)
+        answer = ask(args.gateway, _body(args.request), args.path, args.key)
     except ExplainError as error:
         print(f"radixgate explain: {error}", file=sys.stderr)
         return 1
@@ -55,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def ask(gateway: str, body: bytes, path: str | None) -> dict[str, Any]:
+def ask(gateway: str, body: bytes, path: str | None, key: str | None = None) -> dict[str, Any]:
     """Return the explanation of `body` by the gateway whose admin listener is at `gateway`.
 
     Raises:
@@ -63,8 +68,10 @@ def ask(gateway: str, body: bytes, path: str | None) -> dict[str, Any]:
     """
     connection = _connect(gateway)
     route = urlsplit(gateway).path.rstrip("/") + "/explain"
-    if path is not None:
-        route += f"?path={quote(path, safe='/')}"
+    given = {"path": path, "key": key}
+    asked = {name: value for name, value in given.items() if value is not None}
+    if asked:
+        route += "?" + urlencode(asked, safe="/", quote_via=quote)
     try:
         connection.request("POST", route, body, {"content-type": "application/json"})
         response = connection.getresponse()

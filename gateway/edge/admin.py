@@ -103,8 +103,9 @@ class ReloadResult:
 class AdminContext:
     """What the routes act on.
 
-    `explain` takes a request body and its path and raises `GatewayError` for a bad one. `reload`
-    counts itself in the telemetry, as SIGHUP takes the same way. `clock` gives monotonic seconds.
+    `explain` takes a request body, its path and the name of its key, and raises `GatewayError` for
+    a bad one. `reload` counts itself in the telemetry, as SIGHUP takes the same way. `clock` gives
+    monotonic seconds.
     """
 
     dispatcher: Books
@@ -112,7 +113,7 @@ class AdminContext:
     version: str
     ready: Callable[[], bool]
     reload: Callable[[], Awaitable[ReloadResult]]
-    explain: Callable[[bytes, str], Awaitable[Explanation]]
+    explain: Callable[[bytes, str, str | None], Awaitable[Explanation]]
     clock: Callable[[], float]
     started_at: float
     body_bytes: int = 64 * 1024 * 1024
@@ -203,7 +204,8 @@ class _Routes:
     async def explain(self, request: web.Request) -> web.Response:
         body = await request.read()
         path = request.query.get("path") or guess_path(body)
-        return _json(explained(await self._context.explain(body, path)))
+        key = request.query.get("key")
+        return _json(explained(await self._context.explain(body, path, key)))
 
     async def reload(self, _request: web.Request) -> web.Response:
         result = await self._context.reload()

@@ -280,8 +280,10 @@ class Handler:
         waited_ms = round((record.queue_s or 0.0) * 1000)
         return shown + b"%d/%d\r\nx-gateway-queue-ms: %d\r\n" % (*prefix, waited_ms)
 
-    async def explain(self, body: bytes, path: str) -> Explanation:
+    async def explain(self, body: bytes, path: str, key: str | None = None) -> Explanation:
         """Return what would happen to this body on this path now; nothing is sent or counted.
+
+        `key` is the name of the key that it would come with: it may decide the class and the hits.
 
         Raises:
             GatewayError: the request would be refused for its shape or its model.
@@ -289,13 +291,21 @@ class Handler:
         route = routes.find("POST", path)
         if route.api is None:
             raise NotFound("Only API routes can be explained.")
+        asker = None if key is None else self._key_named(key)
         parsed = parse_body(route, body, "application/json")
         model = resolve_model(self.dispatcher, parsed.model)
-        chain = start_chain(self.prompter(model), parsed, model)
+        isolation = asker.name if asker is not None and self.isolate_keys else ""
+        chain = start_chain(self.prompter(model), parsed, model, isolation)
         if not isinstance(chain, Chain):
             chain = await chain.wait()
-        query = build_query(self.dispatcher, chain, parsed, model, path=route.path)
+        query = build_query(self.dispatcher, chain, parsed, model, path=route.path, key=asker)
         return self.dispatcher.explain(query, self.clock())
+
+    def _key_named(self, name: str) -> KeyConfig:
+        found = next((key for key in self._key_configs if key.name == name), None)
+        if found is None:
+            raise NotFound("no such key", param="key")
+        return found
 
     def ready(self) -> bool:
         """Return whether requests can be served: not draining, and a backend is up."""

@@ -46,6 +46,7 @@ class Rig:
     is_ready: bool = True
     reloaded: ReloadResult = field(default_factory=lambda: ReloadResult(ok=True))
     asked: list[tuple[bytes, str]] = field(default_factory=list)
+    keys: list[str | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         ticket = self.dispatcher.admit(QUERY, 100.0)
@@ -71,8 +72,9 @@ class Rig:
     async def _reload(self) -> ReloadResult:
         return self.reloaded
 
-    async def _explain(self, body: bytes, path: str) -> Explanation:
+    async def _explain(self, body: bytes, path: str, key: str | None = None) -> Explanation:
         self.asked.append((body, path))
+        self.keys.append(key)
         if body == b"broken":
             raise InvalidJson("the body is not JSON")
         if body == b"fault":
@@ -245,6 +247,20 @@ async def test_route_of_an_explained_request_can_be_named(rig: Rig, client: Clie
     await client.post("/explain?path=/v1/messages", data=b"{}")
 
     assert rig.asked == [(b"{}", "/v1/messages")]
+
+
+async def test_key_of_an_explained_request_can_be_named(
+    rig: Rig, client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await client.post("/explain?key=team%20a", data=b"{}")
+    file = tmp_path / "request.json"
+    file.write_bytes(b"{}")
+    assert (
+        await run(str(file), "--gateway", f"http://{client.host}:{client.port}", "--key", "b&c")
+        == 0
+    )
+    assert rig.keys == ["team a", "b&c"]
+    assert "winner" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import orjson
 import pytest
 
 from gateway.core.types import Snapshot
+from gateway.errors import NotFound
 from tests.integration.rig import Answer, Backend, Rig, chat, eventually, gateway, post, running
 from tests.prompt_kit import CHATML, SPECIAL_TOKENS, encode, make_tokenizer
 
@@ -44,6 +45,21 @@ async def test_keys_share_credit_only_if_they_are_not_isolated(isolated: bool) -
         assert await hit("a") > 0
         assert (await hit("b") == 0) == isolated
         assert await hit("b") > 0
+
+
+async def test_an_explanation_tells_the_hits_of_the_key_it_is_asked_for() -> None:
+    async with running(settings=settings(isolated=True)) as rig:
+        key = f"Authorization: Bearer {KEYS['a']}"
+        predicted(await rig.ask(post(PATH, chat(PROMPT), key)))
+
+        async def hit(name: str | None) -> int:
+            told = await rig.handler.explain(orjson.dumps(chat(PROMPT)), PATH, name)
+            return int(told.backends[0].hit_tokens)
+
+        assert await hit("a") > 0
+        assert await hit("b") == await hit(None) == 0
+        with pytest.raises(NotFound):
+            await hit("nobody")
 
 
 @asynccontextmanager

@@ -23,8 +23,8 @@ _FILES: Final = (
 Paths = tuple[str, str | None]
 """A tokenizer, and the chat template taken in place of its own."""
 
-State = tuple[int, ...]
-"""When each of a tokenizer's files was changed; 0 for one that is not there."""
+State = tuple[tuple[str, int, int], ...]
+"""A tokenizer's files, when each was changed and its size; 0 for one that is not there."""
 
 
 class Tokenizers:
@@ -98,6 +98,14 @@ class Tokenizers:
 def _state(path: Path, template: str | None) -> State:
     directory = path if path.is_dir() else path.parent
     files = [path, *(directory / name for name in _FILES)]
+    files += sorted((directory / "additional_chat_templates").glob("*.jinja"))
     if template is not None:
         files.append(Path(template))
-    return tuple(file.stat().st_mtime_ns if file.exists() else 0 for file in files)
+    return tuple(_told(file) for file in files)
+
+
+def _told(file: Path) -> tuple[str, int, int]:
+    if not file.exists():
+        return str(file), 0, 0
+    found = file.stat()
+    return str(file), found.st_mtime_ns, found.st_size

@@ -72,6 +72,30 @@ def test_a_change_of_any_of_the_files_loads_again(
     assert shelf.prompters(config(a=given))["a"] is not first
 
 
+def test_a_change_of_a_template_by_name_loads_again(shelf: Tokenizers, file: Path) -> None:
+    more = file.parent / "additional_chat_templates"
+    more.mkdir()
+    (file.parent / "chat_template.jinja").write_text("{{ messages }}")
+    first = shelf.prompters(config(a=file))["a"]
+    (more / "tool_use.jinja").write_text("{{ tools }}")
+    second = shelf.prompters(config(a=file))["a"]
+    later(more / "tool_use.jinja")
+    third = shelf.prompters(config(a=file))["a"]
+
+    assert first is not second is not third
+
+
+def test_a_file_replaced_by_another_of_its_date_loads_again(shelf: Tokenizers, file: Path) -> None:
+    template = file.parent / "chat_template.jinja"
+    template.write_text("{{ messages }}")
+    at = template.stat().st_mtime_ns
+    first = shelf.prompters(config(a=file))["a"]
+    template.write_text("{{ messages }}.")
+    os.utime(template, ns=(at, at))
+
+    assert shelf.prompters(config(a=file))["a"] is not first
+
+
 def test_a_file_that_broke_leaves_what_was_held(shelf: Tokenizers, file: Path) -> None:
     first = shelf.prompters(config(a=file))["a"]
     with pytest.raises(TokenizerProblem):

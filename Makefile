@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench bench-core bench-index bench-tokens tokens-check sim-check soak lock reference e2e-vllm clean
+.PHONY: help demo test check format bench bench-core bench-routing bench-index bench-tokens tokens-check sim-check soak lock reference e2e-vllm clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -49,6 +49,9 @@ bench-core: $(STAMP) ## what a prompt's chain and a decision cost on this machin
 	$(BIN)/python -m loadtest.bench_prompt
 	$(BIN)/python -m loadtest.bench_conversation
 	$(BIN)/python -m loadtest.bench_decide
+
+bench-routing: $(STAMP) ## every policy on every workload and load in the simulator, and what `cost` misses (hours)
+	$(BIN)/python -m loadtest.bench_routing $(ROUTING_ARGS)
 
 bench-index: $(STAMP) ## the prefix index at 1 and 10 million blocks: cost, memory, longest stall, beside their budgets
 	$(BIN)/python -m loadtest.bench_index $(BENCH_ARGS)

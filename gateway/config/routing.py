@@ -42,6 +42,14 @@ class CostConfig(_Section, frozen=True):
         float,
         Key("Share of an engine's time that sent prefill is taken to fill at most.", ge=0, le=0.99),
     ] = 0.85
+    followers_weight: Annotated[
+        float,
+        Key("Price of the wait of its class's requests that come during the prefill.", ge=0),
+    ] = 2.0
+    others_weight: Annotated[
+        float,
+        Key("The same of other classes, times own ttft target / theirs.", ge=0),
+    ] = 0.0
     eviction_weight: Annotated[
         float, Key("Price of cache space, times the square of the recent hit rate.", ge=0)
     ] = 10.0
@@ -52,6 +60,9 @@ class CostConfig(_Section, frozen=True):
     stall_weight: Annotated[
         float, Key("Price of a prefill second to each stream that runs there.", ge=0)
     ] = 0.1
+    stall_floor: Annotated[
+        float, Key("Share of it that counts however far TPOT is from its target.", ge=0, le=1)
+    ] = 0.0
     decode_weight: Annotated[
         float, Key("Price of the answer's own time and what it adds to others'.", ge=0)
     ] = 0.05

@@ -55,6 +55,8 @@ class Chooser:
         demand.prompt_tokens = chain.tokens or 1
         demand.output_tokens = query.expected_output_tokens
         demand.tpot_slo_s = slo.tpot_s
+        demand.ttft_slo_s = slo.ttft_s
+        demand.cls = query.cls
         demand.hit_share = pool.hit_tokens / (pool.prompt_tokens or 1.0)
         demand.cursor = pool.cursor
         fresh = pool.epoch == fleet.epoch and now < pool.until
@@ -80,7 +82,7 @@ class Chooser:
         if (
             policy.invest
             and pool.hot.deserves_more(known, mask.bit_count(), len(pool.rows))
-            and homes_busy(rows, mask, demand.routing.cost.hot_ratio)
+            and homes_busy(rows, mask, demand.routing.cost.hot_ratio, demand.prompt_tokens)
         ):
             # price all as if they held the known prefix
             winner = policy.choose(rows, [(depth, -1)], demand, self._rng)
@@ -113,6 +115,8 @@ class Chooser:
         demand.prompt_tokens = chain.tokens or 1
         demand.output_tokens = query.expected_output_tokens
         demand.tpot_slo_s = slo.tpot_s
+        demand.ttft_slo_s = slo.ttft_s
+        demand.cls = query.cls
         demand.hit_share = pool.hit_share
         fill(rows, self._fleet.exactness.lookup(query.model, chain, now), demand)
         cost.score(rows, demand, self._rng)

@@ -300,7 +300,7 @@ class Dispatcher(Views):
         if query.prefills:
             pool.cursor += 1
             pool.note_hit(hit_tokens, query.chain.tokens)
-            pool.hot.note(chooser.known, chooser.where)
+            pool.hot.note(chooser.known, chooser.where, float(query.chain.tokens))
 
     def _enter(
         self,

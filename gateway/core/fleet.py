@@ -24,6 +24,8 @@ _LEAST_FIT, _MOST_FIT = 0.9, 1.1
 _TOKENS_PER_BLOCK_WEIGHT = 0.05
 # The index share of a backend evicts with every prompt from here on.
 _FULL = 0.98
+# A target below this is no target: it must not make a class infinitely urgent.
+_LEAST_TARGET_S = 0.01
 # Same engine process if the start times it reports differ by no more than rounding.
 _SAME_START_S = 1.0
 
@@ -61,8 +63,12 @@ class Fleet:
         for spec in added:
             self._add(spec)
         self.by_name = {name: self._revive(spec) for name, spec in wanted.items()}
+        urgency = {
+            spec.name: 1.0 / max(spec.slo.ttft_s, _LEAST_TARGET_S) for spec in settings.classes
+        }
         for row in self.by_slot.values():
             row.constants = settings.routing.cost
+            row.arrivals.apply(urgency)
         self._forget_replaced(settings)
         self._rebuild_pools(settings)
         self.epoch += 1

@@ -314,6 +314,8 @@ class Queue:
         row = self._fleet.by_slot.get(slot)
         if row is not None:
             row.held_s = seconds
+            backlog = self.room.lines[slot].backlog
+            row.backlog = backlog if backlog.count else None
             row.fresh_until = STALE
 
     def _serves(self, row: Account, ticket: Ticket) -> bool:

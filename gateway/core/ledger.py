@@ -9,6 +9,8 @@ expires by time. Must never read a clock, wait, or guess from metrics (snapshots
 from heapq import heappop, heappush
 from math import exp, inf
 
+from gateway.core.arrivals import Arrivals
+from gateway.core.backlog import Backlog
 from gateway.core.belief import Belief
 from gateway.core.breaker import Breaker
 from gateway.core.engine_model import EngineModel
@@ -41,7 +43,9 @@ class Account:
 
     __slots__ = (
         "alone",
+        "arrivals",
         "asked_tokens",
+        "backlog",
         "belief",
         "bit",
         "breaker",
@@ -55,6 +59,7 @@ class Account:
         "draining",
         "engine",
         "exact",
+        "followed",
         "fresh_until",
         "full_blocks",
         "held_s",
@@ -116,13 +121,12 @@ class Account:
         self.serves: frozenset[str] = frozenset()
         # what our own live requests hold
         self.live: dict[int, Ticket] = {}
-        self.in_flight = 0
-        self.unprefilled = 0
+        self.in_flight = self.unprefilled = 0
         self.owed_ns = self.owed_tokens = 0
         self.context_tokens = self.kv_tokens = self.new_tokens = 0
         self.pinned: dict[int, list[int]] = {}
-        self.rate = 0.0
-        self.rate_at = 0.0
+        self.rate = self.rate_at = 0.0
+        self.arrivals = Arrivals()  # fades like `rate`
         self.alone = 0
         # what others put there, as far as the last fresh snapshot tells
         self.snapshot: Snapshot | None = None
@@ -132,9 +136,11 @@ class Account:
         self.other_in_flight = 0
         self.other_context_tokens = 0
         self.other_owed_s = 0.0
-        self.held_s = 0.0  # prefill seconds that wait at the gateway for this backend
+        # prefill seconds that wait at the gateway for this backend; by size, None = nothing waits
+        self.held_s = 0.0
+        self.backlog: Backlog | None = None
         # sums of the above that prices read (`cost.refresh`)
-        self.sequences = self.queue_s = self.crowding = self.stalled = 0.0
+        self.sequences = self.queue_s = self.crowding = self.stalled = self.followed = 0.0
         self.step_s = self.sequence_s = self.context_token_s = 0.0
         self.kv_room = self.slots_over = self.load = self.jitter = 0.0
         self.fresh_until = STALE
@@ -196,10 +202,13 @@ class Account:
         self.new_tokens = tokens  # of the last one placed: what it shares with no other
         window_s = self.constants.congestion_window_s
         rate = self.rate
+        left = 1.0
         if rate:
-            rate *= exp((self.rate_at - now) / window_s)
+            left = exp((self.rate_at - now) / window_s)
+            rate *= left
         self.rate = rate + prefill_s / window_s
         self.rate_at = now
+        self.arrivals.note(ticket.query.cls, 1.0 / window_s, left)
 
     def prefilled(self, ticket: Ticket) -> bool:
         """Take the prefill of `ticket` off the books; return whether it had the engine to itself."""
@@ -238,10 +247,11 @@ class Account:
     def forget_rate(self, ticket: Ticket, now: float) -> None:
         """Take back the congestion of a prefill that never ran."""
         window_s = self.constants.congestion_window_s
-        share = ticket.prefill_s / window_s
-        gone = share * exp((ticket.dispatched_at - now) / window_s)
-        self.rate = max(0.0, self.congestion(now) - gone)
+        gone = exp((ticket.dispatched_at - now) / window_s) / window_s
+        left = exp((self.rate_at - now) / window_s)
+        self.rate = max(0.0, self.rate * left - ticket.prefill_s * gone)
         self.rate_at = now
+        self.arrivals.take_back(ticket.query.cls, gone, left)
 
     def _pin(self, chain: Chain) -> int:
         """Count one more user of each checkpoint; return the tokens nobody had pinned before."""

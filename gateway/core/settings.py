@@ -93,11 +93,14 @@ class ClassSpec:
 
 @dataclass(slots=True, frozen=True)
 class CostSpec:
-    """Constants of policy `cost` (results.md, second version; the ablation there says which matter).
+    """Constants of policy `cost` (docs/routing.md has the formula and what each is worth).
 
     `congestion_*`: price of the prefill already dispatched, an average over `congestion_window_s`,
-    never taken for more than `max_congestion` of the engine. `eviction_*`: price of the cache space
-    taken, fading with the age of what goes. `stall_weight`: running streams a prefill holds up.
+    never taken for more than `max_congestion` of the engine. `followers_weight`: what requests of
+    the same class that come during the prefill wait for it, half of it on average; `others_weight`:
+    the same of other classes, times how much tighter their TTFT target is. `eviction_*`: price of the cache space
+    taken, fading with the age of what goes. `stall_weight`: running streams a prefill holds up, at least
+    `stall_floor` of it however far their TPOT is from its target.
     `decode_weight`: the own answer, and what it adds to the others'. `tpot_*`: from which share of
     the class's TPOT target on streams count fully, and the price of every second beyond.
     `kv_full_ratio`, `slots_full_ratio`: where cache and sequence slots count as full. Prices within
@@ -108,9 +111,12 @@ class CostSpec:
     congestion_weight: float = 1.0
     congestion_window_s: float = 8.0
     max_congestion: float = 0.85
+    followers_weight: float = 2.0
+    others_weight: float = 0.0
     eviction_weight: float = 10.0
     eviction_age_s: float = 60.0
     stall_weight: float = 0.1
+    stall_floor: float = 0.0
     decode_weight: float = 0.05
     tpot_share: float = 0.7
     tpot_weight: float = 0.1

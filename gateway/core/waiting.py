@@ -13,6 +13,7 @@ from math import inf
 
 import msgspec
 
+from gateway.core.backlog import Backlog
 from gateway.core.types import Ticket
 
 # Seconds of uncached prefill that one second of waiting outweighs (results.md: pf - 0.05 * wait).
@@ -80,13 +81,14 @@ class _Heap:
 
 
 class Line:
-    """The held requests of one backend. `seconds` = the prefill they will cost it."""
+    """The held requests of one backend. `seconds` = the prefill they cost it, `backlog` = by size."""
 
-    __slots__ = ("_ns", "heaps", "urgent")
+    __slots__ = ("_ns", "backlog", "heaps", "urgent")
 
     def __init__(self) -> None:
         self.heaps: dict[str, _Heap] = {}
         self.urgent = _Heap()
+        self.backlog = Backlog()
         self._ns = 0
 
     def __len__(self) -> int:
@@ -106,6 +108,7 @@ class Line:
         if held.latest_s != inf:
             self.urgent.push(held.latest_s, order, held)
         self._ns += int(held.pf_s * 1e9)
+        self.backlog.add(held.pf_s)
 
     def remove(self, held: Held) -> None:
         """Take `held`, whose ticket is already None, off this line."""
@@ -114,6 +117,7 @@ class Line:
         if held.latest_s != inf:
             self.urgent.drop()
         self._ns -= int(held.pf_s * 1e9)
+        self.backlog.remove(held.pf_s)
         if not heap.live:
             del self.heaps[held.cls]
 

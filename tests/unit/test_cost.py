@@ -5,6 +5,7 @@ from random import Random
 import pytest
 
 from gateway.core import cost
+from gateway.core.backlog import Backlog
 from gateway.core.ledger import Account
 from gateway.core.pool import fill
 from gateway.core.settings import CostSpec, EngineProfile, RoutingSpec
@@ -52,9 +53,10 @@ def test_an_idle_backend_costs_the_prefill_and_the_answer() -> None:
 
 @pytest.mark.parametrize("tpot_slo", [0.02, 0.012])
 def test_every_term_equals_the_published_formula(tpot_slo: float) -> None:
-    """results.md, second version, computed here independently for one loaded backend."""
+    """docs/routing.md, computed here independently for one loaded backend."""
     profile = EngineProfile(kv_tokens=40_000, max_sequences=40)
     row = account(profile=profile)
+    row.arrivals.apply({"chat": 1 / 2.0, "coding": 1 / 5.0})
     for ident in range(39):
         ticket = ticket_for(query((f"u{ident}", 1024), tail=0), row, ident)
         row.place(ticket, 0.0)
@@ -64,7 +66,11 @@ def test_every_term_equals_the_published_formula(tpot_slo: float) -> None:
     now, output, prompt, depth = 2.0, 300, 4096, 32
     want = demand(WANTED, now)
     want.hit_share = 0.7
+    want.routing = RoutingSpec(cost=CostSpec(others_weight=0.3))
     want.tpot_slo_s = tpot_slo
+    want.ttft_slo_s = 5.0
+    want.cls = "coding"
+    row.arrivals.note("coding", 0.25, 1.0)
     cost.refresh(row, now)
     fill([row], [(depth, row.bit)], want)
     cost.score([row], want, RNG)
@@ -79,10 +85,12 @@ def test_every_term_equals_the_published_formula(tpot_slo: float) -> None:
     st = 1 / (1 - rho)
     step, add = a + d * n + e * context, d + e * prompt
     phi = min(1.0, (step + add) * st / (0.7 * tpot_slo))
+    chats, codings = 39 / 8 * exp(-now / 8), 0.25 * exp(-now / 8)
     expected = (
         queue,
         pf,
         pf * rho * st,
+        pf**2 / 2 * (2.0 * codings + 0.3 * chats * 5.0 / 2.0),
         pf * 10 * 0.7**2 * exp(-(now + 30) / 60),
         pf * 0.1 * phi * n,
         0.05 * phi * output * st * (step + n * add),
@@ -116,6 +124,55 @@ def test_recent_prefill_makes_a_backend_dearer_for_a_while() -> None:
         priced(row, now=0.1)["congestion_s"]
         > 10 * priced(row, now=5 * CostSpec().congestion_window_s)["congestion_s"]
     )
+
+
+def followed(cls: str, target_s: float, constants: CostSpec | None = None) -> float:
+    """Price WANTED, of class coding, where requests of `cls` keep coming; return what they wait."""
+    row = account()
+    row.constants = constants or CostSpec(others_weight=0.15)
+    row.arrivals.apply({"coding": 1 / 5.0, cls: 1 / target_s})
+    for ident in range(20):
+        row.place(ticket_for(query((f"u{ident}", 64), cls=cls, tail=0), row, ident), 0.0)
+    want = demand(WANTED)
+    want.routing = RoutingSpec(cost=row.constants)
+    want.cls, want.ttft_slo_s = "coding", 5.0
+    fill([row], [], want)
+    cost.score([row], want, RNG)
+    return row.terms[cost.TERMS.index("followers_s")]
+
+
+def test_what_a_long_prefill_keeps_waiting_grows_with_its_square() -> None:
+    row = busy(20, tokens=64)
+    row.arrivals.apply({"chat": 1.0})
+    row.arrivals.note("chat", 2.0, 1.0)
+    prices = []
+    for tokens in (2048, 8192):
+        wanted = query(("q", tokens), tail=0)
+        want = demand(wanted)
+        want.cls = "chat"
+        fill([row], [], want)
+        cost.score([row], want, RNG)
+        prices.append((row.terms[cost.TERMS.index("followers_s")], row.prefill_s))
+    (short, short_pf), (long, long_pf) = prices
+    assert long / short == pytest.approx((long_pf / short_pf) ** 2)
+
+
+def test_other_classes_wait_at_a_weight_of_their_own_and_by_their_target() -> None:
+    assert followed("chat", 1.0) == pytest.approx(5 * followed("chat", 5.0))
+    assert followed("coding", 5.0) > 5 * followed("chat", 5.0)
+    none = CostSpec(others_weight=0.0)
+    assert followed("chat", 1.0, none) == 0.0
+    assert followed("coding", 5.0, none) == pytest.approx(followed("coding", 5.0))
+
+
+def test_what_waits_at_the_gateway_is_priced_between_its_whole_and_the_shorter_part() -> None:
+    row = account()
+    row.backlog = backlog = Backlog()
+    for _ in range(4):
+        backlog.add(1.0)
+    row.held_s = 4.0
+    terms = priced(row)
+    assert terms["queue_s"] == pytest.approx(0.5 * (4.0 + 4 * terms["prefill_s"]))
 
 
 def test_displacing_what_was_just_used_costs_more_than_displacing_old_prefixes() -> None:
@@ -181,6 +238,7 @@ def test_prices_follow_the_books_without_being_told() -> None:
 
 CONSTANTS = {
     "congestion_weight": ("congestion_s", 2.0),
+    "followers_weight": ("followers_s", 2.0),
     "eviction_weight": ("eviction_s", 2.0),
     "stall_weight": ("stall_s", 2.0),
     "decode_weight": ("decode_s", 2.0),
@@ -192,6 +250,7 @@ def constant_priced(spec: CostSpec) -> dict[str, float]:
     """Price WANTED on one backend on which every part of the formula is above zero."""
     row = account(profile=EngineProfile(kv_tokens=40_000, max_sequences=40))
     row.constants = spec
+    row.arrivals.apply({"chat": 1.0})
     for ident in range(39):
         ticket = ticket_for(query((f"u{ident}", 1024), tail=0), row, ident)
         row.place(ticket, 0.0)
@@ -202,6 +261,7 @@ def constant_priced(spec: CostSpec) -> dict[str, float]:
     want.routing = RoutingSpec(cost=spec)
     want.hit_share = 0.7
     want.tpot_slo_s = 0.012
+    want.cls = "chat"
     fill([row], [(32, row.bit)], want)
     cost.score([row], want, RNG)
     return dict(zip(cost.TERMS, row.terms, strict=True))
@@ -234,8 +294,23 @@ def test_a_milder_limit_makes_its_term_smaller(name: str, value: float, term: st
     assert milder[term] < 0.9 * plain[term]
 
 
+def test_a_floor_makes_streams_count_that_are_far_from_their_target() -> None:
+    row, floored = busy(30), busy(30)
+    floored.constants = CostSpec(stall_floor=0.6)
+    plain = priced(row)["stall_s"]
+    want = demand(WANTED)
+    want.routing = RoutingSpec(cost=floored.constants)
+    fill([floored], [], want)
+    cost.score([floored], want, RNG)
+    assert floored.terms[cost.TERMS.index("stall_s")] > 2 * plain > 0
+    assert floored.prefill_s * 0.1 * 30 * 0.6 == pytest.approx(
+        floored.terms[cost.TERMS.index("stall_s")]
+    )
+
+
 def test_every_constant_of_cost_is_tested_here_or_by_what_it_decides() -> None:
     """`tie_ratio` and `hot_ratio` move no price: tests of the policies and of the chooser."""
     limits = {"max_congestion", "congestion_window_s", "eviction_age_s", "tpot_share"}
     limits |= {"kv_full_ratio", "slots_full_ratio", "tie_ratio", "hot_ratio"}
+    limits |= {"others_weight", "stall_floor"}
     assert {field.name for field in fields(CostSpec)} == limits | set(CONSTANTS)

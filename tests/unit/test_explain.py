@@ -19,7 +19,7 @@ COST = policy_named("cost")
 
 def decided(ident: int = 1) -> Ticket:
     row = account()
-    row.terms = (0.0, 0.1, 0.0, 0.0, 0.0, 0.2, 0.0, 0.0, 0.0)
+    row.terms = (0.0, 0.1, 0.0, 0.0, 0.0, 0.0, 0.2, 0.0, 0.0, 0.0)
     row.cost = 0.3
     ticket = ticket_for(query(("secret", 640)), row, ident)
     ticket.reason = NO_HIT

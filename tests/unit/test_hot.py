@@ -81,3 +81,30 @@ def test_what_was_found_of_a_prefix_is_kept_as_long_as_its_count() -> None:
         hot.note(None)
     assert hot.where == {7: (3, 0b101)}
     assert [key for key, _ in hot.hottest(5)] == [7]
+
+
+def test_a_long_document_that_few_ask_for_deserves_as_many_homes_as_its_tokens_fill() -> None:
+    hot = HotPrefixes()
+    for number in range(100):
+        hot.note(1 if number % 4 == 0 else None, tokens=24_000 if number % 4 == 0 else 1_000)
+    assert 6.5 < hot.homes_deserved(1, 8) < 7.2
+    assert hot.deserves_more(1, 6, 8)
+    assert dict(hot.hottest(1)) == {1: 0.25}
+
+
+def test_tokens_fade_with_the_counts() -> None:
+    hot = HotPrefixes()
+    for _ in range(1500):
+        hot.note(1, tokens=100.0)
+    for _ in range(3000):
+        hot.note(None, tokens=100.0)
+    assert hot.homes_deserved(1, 8) < 2.0
+    assert hot.all_tokens == 100.0 * hot.total
+
+
+def test_homes_with_few_long_contexts_are_busy_too() -> None:
+    rows = [account(slot) for slot in range(4)]
+    rows[0].other_in_flight = 1
+    rows[0].other_context_tokens = 100_000
+    assert homes_busy(rows, 0b0001, 1.2, 24_000)
+    assert not homes_busy(rows, 0b0001, 1.2, 80_000)  # one more prompt than the others is chance

@@ -36,6 +36,7 @@ class Feed:
 
     Counters: `events` read, `gaps` in the numbering, `losses` that no replay could fill (all is
     forgotten), `restarts` of the engine, `malformed` batches, `unread` events of unknown kinds.
+    `refuted` = answers showed that what is told does not fit our chains, until a restart.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Feed:
         self.holdings = holdings
         self.capacity_blocks: int | None = None
         self.replay_from: int | None = None
-        self.exact = False
+        self.exact = self.refuted = False
         self.events = self.gaps = self.losses = self.restarts = 0
         self.malformed = self.unread = 0
         self._on_change = on_change
@@ -194,6 +195,7 @@ class Feed:
     def _restart(self) -> None:
         """Begin again with another process: its cache is empty, its numbers begin at 0."""
         self.restarts += 1
+        self.refuted = False
         self._forget()
         self._on_empty()
         self._next = None
@@ -299,6 +301,11 @@ class Feed:
         self._complete = False
         self._judge()
 
+    def refute(self) -> None:
+        """Believe none of it: the engine's answers tell of other hits than its events."""
+        self.refuted = True
+        self._judge()
+
     def _count_calm(self, event: Event, *, calm: bool) -> None:
         """Notice when nothing can be left that was stored before our first batch.
 
@@ -323,6 +330,7 @@ class Feed:
             and self._current
             and not self._unsure
             and not self.holdings.full
+            and not self.refuted
         )
         if exact != self.exact:
             self.exact = exact

@@ -25,6 +25,10 @@ GRACE_S: Final = 0.02
 _SWEEP_BLOCKS: Final = 2000
 
 _NONE: Final = EventStatus()
+# So many answers in a row with far larger hits than the events foretold: the tokens they tell are
+# not those of our chains. A wrong tokenizer or chat template makes every answer one of them.
+_REFUTED_AFTER: Final = 16
+_FAR_BLOCKS: Final = 4
 
 
 @dataclass(slots=True, frozen=True)
@@ -48,6 +52,7 @@ class Exactness:
         self._trie = trie
         self._rows: dict[int, Account] = {}
         self._feeds: dict[int, tuple[EventSpec, Feed]] = {}
+        self._missed: dict[int, int] = {}  # answers in a row that the events did not foretell
 
     @property
     def bytes(self) -> int:
@@ -71,8 +76,23 @@ class Exactness:
         self.note_capacity(row)
         return feed
 
+    def judge(self, row: Account, predicted: int, reported: int) -> None:
+        """Compare a hit foretold by events with the answer's; give up on events that never fit."""
+        held = self._feeds.get(row.slot)
+        if held is None:
+            return
+        spec, feed = held
+        if reported - predicted > max(_FAR_BLOCKS * spec.block_tokens, reported // 2):
+            missed = self._missed[row.slot] = self._missed.get(row.slot, 0) + 1
+            if missed >= _REFUTED_AFTER:
+                del self._missed[row.slot]
+                feed.refute()
+        elif predicted:
+            self._missed.pop(row.slot, None)
+
     def leave(self, row: Account) -> None:
         """Believe and keep nothing more of a backend's events."""
+        self._missed.pop(row.slot, None)
         held = self._feeds.pop(row.slot, None)
         if held is None:
             return

@@ -127,6 +127,7 @@ class Fleet:
                 row.hit_tokens_predicted += ticket.hit_tokens
                 row.hit_tokens_reported += cached_tokens
                 row.belief.count(ticket.hit_tokens, cached_tokens)
+                self.exactness.judge(row, ticket.hit_tokens, cached_tokens)
             elif learn_cache(row, trie, claim_of(ticket), cached_tokens, now):
                 self.fit_index(row)
         row.oldest_use = trie.oldest_use(row.slot, row.full_blocks)

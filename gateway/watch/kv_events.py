@@ -329,6 +329,12 @@ class _Reader:
             return
         if self.feed.exact:
             _log.info("backend %s: prefix index is exact (KV events)", self.source.backend)
+        elif self.feed.refuted:
+            _log.warning(
+                "backend %s: its KV events never foretell its hits; is the model's `tokenizer` (and "
+                "chat template) the engine's? index approximate",
+                self.source.backend,
+            )
         elif self._told:
             _log.warning("backend %s: KV events broke off; index approximate", self.source.backend)
         self._told = self.feed.exact

@@ -12,7 +12,7 @@ from random import Random
 from typing import NamedTuple
 
 from gateway.core.dispatcher import Dispatcher
-from gateway.core.settings import BackendSpec, ClassSpec, CoreSettings, ModelSpec
+from gateway.core.settings import BackendSpec, ClassSpec, CoreSettings, ModelSpec, RoutingSpec
 from gateway.core.types import Chain, Finish, Outcome, Query, Snapshot, Ticket, Usage
 from gateway.sim.engine import Engine, Job
 from gateway.sim.profiles import H100_8B, Profile
@@ -61,6 +61,8 @@ def blocks(seed: str, tokens: int) -> list[int]:
 class Bench:
     """Replicas behind one dispatcher. `told` = answers carry usage with `cached_tokens`."""
 
+    policy = "cost"
+
     def __init__(self, replicas: Iterable[Replica], *, told: bool = True, seed: int = 1) -> None:
         self.replicas = {f"b{i}": replica for i, replica in enumerate(replicas)}
         names = tuple(self.replicas)
@@ -68,6 +70,7 @@ class Bench:
             models=(ModelSpec("m", names),),
             backends=tuple(BackendSpec(name) for name in names),
             classes=(ClassSpec("chat", default=True),),
+            routing=RoutingSpec(self.policy),
         )
         self.core = Dispatcher(settings, Random(seed), 0.0)
         self.seen: list[Seen] = []

@@ -29,7 +29,12 @@ class Text(NamedTuple):
 
 
 class ExactBench(Bench):
-    """Replicas whose events reach the core at each change of their batch. `deaf` hear none."""
+    """Replicas whose events reach the core at each change of their batch. `losing` ones lose them.
+
+    `shift` is added to every token id that the gateway sees: another tokenizer than the engine's.
+    """
+
+    shift = 0
 
     def __init__(self, count: int, kv_tokens: int, *, told: bool = True) -> None:
         self.journals: dict[str, Journal] = {}
@@ -57,7 +62,7 @@ class ExactBench(Bench):
         ident = str(self._asked)
         ids = text.prompt + text.answer
         prompt_tokens, output = tokens.count(text.prompt), tokens.count(text.answer)
-        hashes = chain(tokens.unpack(text.prompt), BLOCK)
+        hashes = chain([ident + self.shift for ident in tokens.unpack(text.prompt)], BLOCK)
         asked = Chain(hashes, float(BLOCK), prompt_tokens, True)
         ticket = self.core.admit(Query("m", "chat", asked, output), self.now)
         assert isinstance(ticket, Ticket)
@@ -114,9 +119,15 @@ def shares(seen: list[Seen]) -> tuple[float, float]:
     return sum(o.predicted for o in seen) / prompt, sum(o.reported for o in seen) / prompt
 
 
+class Pinned(ExactBench):
+    """Routed by a policy that is not ours to tune, so that the traffic of each engine stays the same."""
+
+    policy = "lmetric"
+
+
 def test_hit_rate_under_cache_pressure_is_predicted_within_a_point() -> None:
     # all prompts are 1.8 M tokens, 73 % of what eight replicas hold; the answers come on top
-    run = ExactBench(8, 307_328)
+    run = Pinned(8, 307_328)
     for one in grouped(2000, 20.0, 512):
         run.say(one)
     seen = run.finish()[600:]
@@ -294,3 +305,45 @@ def test_a_model_that_proves_to_be_an_adapter_is_not_exact() -> None:
     asked = Chain(chain(ids), float(BLOCK), 65, True)
     (row,) = run.core.explain(Query("m", "chat", asked, 10), 9.0).backends
     assert row.hit_tokens == 0
+
+
+def test_events_that_never_fit_the_answers_are_not_believed() -> None:
+    """A wrong tokenizer: the tokens told of are not those of our chains, so every hit is a surprise."""
+    run = ExactBench(1, 307_328)
+    run.shift = 1
+    rng = Random(4)
+    head = text(rng, 4000)
+    for number in range(40):
+        run.say(Text(head + text(rng, 100), text(rng, 4), 1.0 + 2.0 * number))
+        if number == 10:
+            assert run.status("b0").mode == "exact"
+    seen = run.finish()
+
+    assert run.feeds["b0"].refuted
+    assert run.status("b0").mode == "approximate"
+    assert {one.predicted for one in seen[1:15]} == {0}
+    assert all(abs(one.predicted - one.reported) <= BLOCK for one in seen[-15:])
+
+
+def test_events_that_fit_are_believed_though_a_few_answers_surprise() -> None:
+    run = ExactBench(1, 307_328)
+    rng = Random(5)
+    head = text(rng, 4000)
+    for number in range(60):
+        run.shift = number % 3 == 0  # two of three fit
+        run.say(Text(head + text(rng, 100), text(rng, 4), 1.0 + 2.0 * number))
+    run.finish()
+
+    assert run.status("b0").mode == "exact"
+
+
+def test_a_restarted_engine_is_heard_anew_after_it_was_refuted() -> None:
+    run = ExactBench(1, 307_328)
+    feed = run.feeds["b0"]
+    feed.refute()
+    assert not feed.exact
+    feed.restart_told()
+    feed.replay_ended()
+    feed.step()
+
+    assert feed.exact

@@ -49,7 +49,7 @@ async def _burst(url: str) -> list[int]:
 
 @pytest.mark.timeout(240)
 def test_a_burst_of_300_loses_nobody_and_every_refusal_is_retried_with_success(
-    tight: Gateway,
+    tight: Gateway, fleet: Fleet
 ) -> None:
     read = asyncio.run(_burst(tight.url))
 
@@ -60,7 +60,15 @@ def test_a_burst_of_300_loses_nobody_and_every_refusal_is_retried_with_success(
         outcomes[row["outcome"]] += int(count)
     outcomes = +outcomes
     assert outcomes["ok"] == BURST
-    assert set(outcomes) <= {"ok", "rejected_full"}
+    assert set(outcomes) - {"upstream_error"} <= {"ok", "rejected_full"}
+    # llama.cpp closes one connection in some 2,000 under this burst with a request on it: that one
+    # is not ours to run twice, is told 502 and served when its client comes back
+    broken_off = sum(
+        int(count)
+        for row, count in tight.metrics()["gateway_upstream_attempts_total"]
+        if row["result"] == "reset"
+    )
+    assert outcomes["upstream_error"] <= (broken_off if fleet.engine == "llamacpp" else 0)
     waiting = sum(value for _, value in tight.metrics()["gateway_queue_depth"])
     assert waiting == 0
     assert not any(row["in_flight"] for row in tight.backends().values())

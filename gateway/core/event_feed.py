@@ -55,7 +55,7 @@ class Feed:
         self._on_empty = on_empty
         self._decoder = Decoder()
         self._adapters = 0
-        self._linked = False
+        self._linked = self._met = False  # now, and ever
         self._complete = False  # nothing the engine stored before our first batch is unknown
         self._current = False  # all that came was applied, up to here or (a gap) shortly before
         self._unsure = (
@@ -86,7 +86,11 @@ class Feed:
 
     def linked(self) -> None:
         """Note that the connection stands (again): what was missed must be asked for."""
-        self._linked = True
+        if not self._met and not self._complete:
+            # batches came before this news: they are in the middle, and all before them is asked for
+            self._forget()
+            self._next = None
+        self._met = self._linked = True
         self._ask()
         self._judge()
 

@@ -526,3 +526,20 @@ def test_an_engine_whose_blocks_cannot_be_placed_is_not_believed() -> None:
     rig.drain()
     assert rig.changes == [True, False]
     assert rig.feed.losses == 1
+
+
+def test_a_batch_that_comes_before_the_news_of_the_link_hides_none_before_it() -> None:
+    """The subscription and its monitor are two sockets: which is read first is chance."""
+    rig = Rig()
+    batches = rig.batches(20)
+    rig.live(batches[17:19])
+    rig.drain()
+    rig.feed.linked()
+    assert rig.feed.replay_from == 0
+    rig.live(batches[19:])
+    rig.answer()
+    rig.drain()
+
+    assert rig.exact()
+    assert rig.equal()
+    assert rig.feed.losses == rig.feed.restarts == 0

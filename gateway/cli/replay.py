@@ -10,6 +10,7 @@ from itertools import product
 
 import orjson
 
+from gateway.cli.progress import Progress
 from gateway.core.policies.published import PUBLISHED
 from gateway.sim import measure
 from gateway.sim.faults_at import Fault, Happening
@@ -56,7 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=1, help="of the traffic and of ties")
     parser.add_argument(
-        "--requests", type=_count, help="how many are made, or read from a file at most"
+        "--requests",
+        type=_count,
+        help="about how many are made (no fewer than fill a minute or so), or read at most",
     )
     parser.add_argument(
         "--poll", type=_seconds, default=0.25, help="seconds between metrics; 0 = none at all"
@@ -87,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     if wrong := _misplaced(args):
         print(f"radixgate replay: {wrong}", file=sys.stderr)
         return 2
-    progress = _Progress()
+    progress = Progress()
     try:
         rows = measure.run(cells, min(args.jobs, len(cells)), progress.show)
     except ValueError as error:  # no capacity to be found
@@ -134,23 +137,6 @@ def _cells(args: argparse.Namespace) -> list[measure.Cell]:
     ]
 
 
-class _Progress:
-    """One line that is rewritten; nothing when nobody watches."""
-
-    def __init__(self) -> None:
-        self._live = sys.stderr.isatty()
-
-    def show(self, text: str) -> None:
-        """Rewrite the line."""
-        if self._live:
-            print(f"\r\x1b[2K{text}", end="", file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        """Remove the line."""
-        if self._live:
-            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
-
-
 def _count(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -181,4 +167,6 @@ def _event(text: str) -> Fault:
         when, what, replica = text.split(":")
         return Fault(_seconds(when), Happening(what), int(replica))
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"not SECONDS:WHAT:REPLICA: {error}") from error
+        kinds = ", ".join(Happening)
+        message = f"not SECONDS:WHAT:REPLICA, as 30:dies:0; WHAT is one of {kinds}"
+        raise argparse.ArgumentTypeError(message) from error

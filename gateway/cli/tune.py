@@ -13,6 +13,7 @@ from pathlib import Path
 
 import orjson
 
+from gateway.cli.progress import Progress
 from gateway.config import build
 from gateway.config.load import load
 from gateway.config.schema import Config
@@ -136,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
         return _failed(error, 1)
     except (OSError, ValueError) as error:
         return _failed(error, 2)
-    progress = _Progress()
+    progress = Progress()
     ended: str | None = None
     with Workers(args.jobs) as workers:
         tuner = Tuner(task, workers, progress.show)
@@ -248,23 +249,6 @@ def _ready(args: argparse.Namespace) -> None:
             raise ValueError(f"--png {args.png}: its name must end in .png")
         if not os.access(args.png.parent, os.W_OK):
             raise ValueError(f"--png {args.png}: {args.png.parent} cannot be written to")
-
-
-class _Progress:
-    """One line that is rewritten; nothing when nobody watches."""
-
-    def __init__(self) -> None:
-        self._live = sys.stderr.isatty()
-
-    def show(self, text: str) -> None:
-        """Rewrite the line."""
-        if self._live:
-            print(f"\r\x1b[2K{text}", end="", file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        """Remove the line."""
-        if self._live:
-            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
 
 
 def _number(allowed: Callable[[float], bool], what: str) -> Callable[[str], float]:

@@ -3,9 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-NOT_YET = "Not in effect yet."
-"""Ends the help of a key that is checked and kept but that nothing acts on so far."""
-
 
 @dataclass(slots=True, frozen=True)
 class Key:
@@ -18,8 +15,3 @@ class Key:
     le: float | None = None
     form: str | None = None
     example: Any = None
-
-    @property
-    def in_effect(self) -> bool:
-        """Whether setting it changes anything."""
-        return not self.help.endswith(NOT_YET)

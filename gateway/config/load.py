@@ -13,8 +13,7 @@ from pathlib import Path
 
 from gateway.config.backends import Names, occurrences
 from gateway.config.crosscheck import cross_check
-from gateway.config.keys import NOT_YET
-from gateway.config.overlay import BUILTIN, lay_backends, lay_env, lay_overrides
+from gateway.config.overlay import lay_backends, lay_env, lay_overrides
 from gateway.config.problems import ConfigErrors, ConfigProblem, Report, Where
 from gateway.config.schema import Config
 from gateway.config.tree import MAX_BYTES, Raw, parse_file
@@ -54,7 +53,6 @@ def load(
     cross_check(config, validator.places, top, report)
     report.raise_any()
     _warn(config, validator.places, env, top, report)
-    _warn_idle(validator.idle, report)
     origins = {key: str(where) for key, where in validator.places.items()}
     return Loaded(config, origins, tuple(report.warnings))
 
@@ -128,13 +126,6 @@ def _warn_blind(config: Config, places: Mapping[str, Where], top: Where, report:
             key = f"{path}.kv_events"
             message = "not read: no model of this backend has a tokenizer"
             report.warn(places.get(key, top), key, message, "expected tokenizer on the model")
-
-
-def _warn_idle(idle: Mapping[str, Where], report: Report) -> None:
-    message = f"{NOT_YET[0].lower()}{NOT_YET[1:].rstrip('.')}"
-    for key, where in idle.items():
-        if where != BUILTIN:  # an override of a built-in class brings its other keys along
-            report.warn(where, key, message, "expected to be left out")
 
 
 def _exists(path: str) -> bool:

@@ -28,7 +28,6 @@ _HEAD = """\
 #
 # Values shown are the defaults, except in the examples of list items (models, classes, keys):
 # there the comment names the default. Every key may be left out unless it says "required".
-# A key that is not in effect yet is commented out: setting it gives a warning.
 # Environment: RADIXGATE_LISTEN__PORT=80 overrides listen.port (a double underscore is a dot).
 # Command line: --set listen.port=80, --set models.0.name=coder.
 """
@@ -40,13 +39,13 @@ def reference_yaml() -> str:
     lines = [_HEAD]
     for line in emit(_example(Config, set())):
         info = infos[re.sub(r"\[\d+\]$", "", line.path)]
-        indent = line.text[: len(line.text) - len(line.text.lstrip(" -"))]
+        indent = len(line.text) - len(line.text.lstrip(" -"))
         if "." not in line.path and not line.path.endswith("]"):
             lines.append("")
         if not line.path.endswith(("]", f".{_EXAMPLE_CLASS}")):
-            pad = " " * len(indent)
+            pad = " " * indent
             lines += [f"{pad}# {text}" for text in _wrap(_meaning(info), _WIDTH - len(pad))]
-        lines.append(line.text if info.key.in_effect else f"{indent}# {line.text.lstrip()}")
+        lines.append(line.text)
     return "\n".join(_dashes_after_comments(lines)) + "\n"
 
 

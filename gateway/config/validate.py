@@ -24,14 +24,12 @@ _MISSING = object()
 class Validator:
     """One pass over a tree.
 
-    `places` says where each given key stands, by its path; `idle` where a key that is not in
-    effect yet was given a value.
+    `places` says where each given key stands, by its path.
     """
 
     def __init__(self, report: Report) -> None:
         self._report = report
         self.places: dict[str, Where] = {}
-        self.idle: dict[str, Where] = {}
 
     def config(self, root: Raw) -> Config:
         """Return the best configuration the tree allows; mistakes are in the report."""
@@ -72,8 +70,6 @@ class Validator:
         self.places[path] = raw.where
         if raw.value is None and (info.optional or _is_container(info.kind)):
             return None if info.optional else _MISSING
-        if not info.key.in_effect:
-            self.idle[path] = raw.where
         value = self._value(info.kind, info.key, raw, path)
         if value is not _MISSING:
             return value

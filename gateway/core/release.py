@@ -66,11 +66,6 @@ class Shares:
             return 0.0
         return self._guaranteed.get(cls, 0.0) - self._used.get(cls, 0.0) / total
 
-    def used(self, cls: str) -> float:
-        """Return a class's part of the engine seconds of late, 0..1."""
-        total = sum(self._used.values())
-        return self._used.get(cls, 0.0) / total if total else 0.0
-
 
 class StartRate:
     """Requests a second that were let go to a backend of late."""

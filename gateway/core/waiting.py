@@ -195,10 +195,6 @@ class WaitingRoom:
         if held.until < self.next_due:  # noqa: PLR1730 - a third of the price of min
             self.next_due = held.until
 
-    def get(self, ticket_id: int) -> Held | None:
-        """Return the waiting request of a ticket."""
-        return self._held.get(ticket_id)
-
     def leave(self, ticket_id: int) -> Ticket:
         """Give up a request's place, wherever it stands.
 

@@ -114,4 +114,6 @@ def _bracket(keeps: Callable[[float], bool]) -> tuple[float, float]:
         if keeps(following) is not kept:
             return (rate, following) if kept else (following, rate)
         rate = following
-    raise ValueError("no rate at which this fleet is just not overloaded was found")
+    raise ValueError(
+        "no rate at which this fleet is just not overloaded was found; give one (--rate)"
+    )

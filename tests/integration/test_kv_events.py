@@ -117,10 +117,12 @@ async def test_a_replay_that_was_not_answered_is_asked_for_again(
 
 async def test_a_dead_publisher_is_noticed_and_its_successor_followed(read: Reading) -> None:
     first = Source()
-    read.follow(first)
-    first.work(20)
-    await read.caught_up(first)
-    first.publisher.close()
+    try:
+        read.follow(first)
+        first.work(20)
+        await read.caught_up(first)
+    finally:
+        first.publisher.close()
     await until(lambda: not read.exact())
 
     second = Source(endpoint=first.publisher.endpoint, replay=first.publisher.replay_endpoint)

@@ -179,11 +179,11 @@ def test_shares_fade_and_never_fall_below_nothing() -> None:
     assert shares.lag("chat") == 0.0
     shares.charge("chat", 4.0, 0.0)
     assert shares.lag("coding") == 0.5
-    assert shares.used("chat") == 1.0
+    assert shares.lag("chat") == -0.5
     shares.charge("coding", 4.0, 100.0)
-    assert shares.used("coding") == pytest.approx(1.0, abs=1e-3)
+    assert shares.lag("coding") == pytest.approx(-0.5, abs=1e-3)
     shares.charge("coding", -9.0, 100.0)
-    assert shares.used("coding") < 1e-3
+    assert shares.lag("coding") == pytest.approx(0.5, abs=1e-3)
 
 
 def test_shares_above_one_together_are_scaled_down() -> None:

@@ -101,16 +101,6 @@ def test_warnings_go_to_standard_error(file: Path, capsys: pytest.CaptureFixture
     assert yaml.safe_load(captured.out)["listen"]["host"] == "0.0.0.0"
 
 
-@pytest.mark.usefixtures("idle_record")
-def test_a_key_that_does_nothing_yet_is_a_warning_and_accepted(
-    file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["check", str(file), "--set", "record=/tmp/trace"]) == 0
-
-    warning = "warning: --set record: record: not in effect yet, expected to be left out\n"
-    assert capsys.readouterr().err == warning
-
-
 def test_a_missing_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(tmp_path / "absent")]) == 2
     assert "cannot be read: No such file" in capsys.readouterr().err

@@ -104,27 +104,6 @@ def test_a_missing_secret_is_warned_of_by_name(tmp_path: Path) -> None:
     assert load_text(tmp_path, text, env={"VLLM_KEY": "x"}).warnings == ()
 
 
-IDLE = """\
-models:
-  - name: m
-    backends: [{url: "http://h:1"}]
-classes:
-  a: {default: true, share: 0.5}
-  b: {max_wait_s: 5}
-record: /tmp/trace
-"""
-
-
-@pytest.mark.usefixtures("idle_record")
-def test_a_key_that_is_not_in_effect_is_warned_of_where_it_is_set(tmp_path: Path) -> None:
-    warnings = load_text(tmp_path, IDLE).warnings
-
-    assert sorted((warning.line, warning.key) for warning in warnings) == [
-        (7, "record"),
-    ]
-    assert all("not in effect yet, expected" in str(warning) for warning in warnings)
-
-
 BLIND = """\
 models:
   - name: bytes
@@ -144,24 +123,6 @@ def test_kv_events_of_a_model_without_a_tokenizer_are_said_to_tell_nothing(tmp_p
         (7, "backends[0].kv_events"),
     ]
     assert all("no model of this backend has a tokenizer" in str(warning) for warning in warnings)
-
-
-@pytest.mark.usefixtures("idle_record")
-def test_variables_and_options_that_set_such_a_key_are_warned_of(tmp_path: Path) -> None:
-    env = {"RADIXGATE_RECORD": "x"}
-
-    loaded = load_text(tmp_path, ONE_BACKEND, env=env, overrides=["record=y"])
-
-    assert [(warning.file, warning.key) for warning in loaded.warnings] == [
-        ("--set record", "record"),
-    ]
-
-
-@pytest.mark.usefixtures("idle_record")
-def test_such_a_key_left_at_its_default_or_emptied_is_not_warned_of(tmp_path: Path) -> None:
-    text = ONE_BACKEND + "classes: {a: {share: null}}\nrecord:\n"
-
-    assert load_text(tmp_path, text).warnings == ()
 
 
 def test_a_tokenizer_that_is_not_there_is_a_warning_and_no_mistake(tmp_path: Path) -> None:

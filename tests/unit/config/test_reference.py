@@ -49,17 +49,6 @@ def _example_of(section: type[msgspec.Struct], data: typing.Any, seen: set[type]
     return count
 
 
-def _idle_keys(section: type[msgspec.Struct] = Config) -> set[str]:
-    infos = keys_of(section).values()
-    inner = [_idle_keys(info.section) for info in infos if info.section is not None]
-    return {info.name for info in infos if not info.key.in_effect}.union(*inner)
-
-
-def _with_idle_keys(text: str) -> str:
-    """Return the reference with its commented-out keys in force."""
-    return re.sub(rf"(?m)^( *)# ((?:{'|'.join(_idle_keys())}): )", r"\1\2", text)
-
-
 def test_the_committed_files_are_the_generated_ones() -> None:
     hint = "run: python -m gateway.config.reference --write"
 
@@ -72,7 +61,7 @@ def test_the_reference_loads_without_a_warning() -> None:
 
 
 def test_the_reference_has_every_key_with_its_default() -> None:
-    data = yaml.safe_load(_with_idle_keys(reference_yaml()))
+    data = yaml.safe_load(reference_yaml())
 
     assert _example_of(Config, data, set()) == _key_count(Config, set())
 
@@ -106,15 +95,3 @@ def test_both_documents_are_printed_on_demand(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == reference_yaml()
     assert main(["--docs"]) == 0
     assert capsys.readouterr().out == configuration_md()
-
-
-def test_every_key_is_in_effect() -> None:
-    assert _idle_keys() == set()
-    assert "Not in effect" not in configuration_md()
-
-
-@pytest.mark.usefixtures("idle_record")
-def test_a_key_that_is_not_in_effect_is_commented_out() -> None:
-    assert _idle_keys() == {"record"}
-    assert "\n# record: null" in reference_yaml()
-    assert "record" not in yaml.safe_load(reference_yaml())

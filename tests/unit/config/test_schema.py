@@ -1,5 +1,4 @@
 from gateway.config.build import core_settings
-from gateway.config.keys import NOT_YET, Key
 from gateway.config.schema import BUILTIN_CLASSES, Config, KeyConfig
 
 
@@ -26,8 +25,3 @@ def test_two_configurations_share_no_mutable_default() -> None:
 def test_builtin_classes_have_one_default_and_shares_of_at_most_one() -> None:
     assert [name for name, cls in BUILTIN_CLASSES.items() if cls.default] == ["chat"]
     assert sum(cls.share for cls in core_settings(Config(), {}).classes) <= 1
-
-
-def test_only_a_key_whose_help_says_so_is_not_in_effect() -> None:
-    assert not Key(f"A limit. {NOT_YET}").in_effect
-    assert Key("A limit.").in_effect

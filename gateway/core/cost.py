@@ -147,9 +147,10 @@ def refresh(row: Account, now: float) -> None:
     `queue_s` is without what waits at the gateway. `crowding` is rho / (1 - rho); the step time and
     its growth per sequence and context token are stretched by 1 / (1 - rho). `followed` times a rate
     of arrivals and the square of a prefill is what those that come during it wait together: half of
-    it each. `stalled` weighs the streams a prefill holds up. `kv_room` is what a request may add before the cache counts as full, `slots_over` by how much one more sequence is
-    too many. `load` is roughly what a small prefix-less request pays beyond its own prefill: it
-    orders the backends of a big pool, so that only the best of it need a full price.
+    it each. `stalled` weighs the streams a prefill holds up. `kv_room` is what a request may add
+    before the cache counts as full, `slots_over` by how much one more sequence is too many. `load`
+    is roughly what a small prefix-less request pays beyond its own prefill: it orders the backends of
+    a big pool, so that only the best of it need a full price.
     """
     engine = row.engine
     constants = row.constants

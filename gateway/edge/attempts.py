@@ -53,7 +53,7 @@ class Attempts(Deadlines):
         connection = upstream.pool.take(now)
         if connection is not None:
             self._pooled = True
-            self._send(upstream, connection, now)
+            self._give(upstream, connection, now)
         else:
             self._open(upstream)
 
@@ -74,7 +74,15 @@ class Attempts(Deadlines):
         if self.ended:
             connection.abort()
         else:
-            self._send(upstream, connection, self._handler.clock())
+            self._give(upstream, connection, self._handler.clock())
+
+    def _give(self, upstream: Upstream, connection: UpstreamConnection, now: float) -> None:
+        """Send over a connection that is ours now: a fault must not keep it."""
+        try:
+            self._send(upstream, connection, now)
+        except Exception as error:  # noqa: BLE001 - a fault of ours costs one request, never the process
+            connection.abort()
+            self._fail(error)
 
     def _send(self, upstream: Upstream, connection: UpstreamConnection, now: float) -> None:
         request, handler, client, body = self.request, self._handler, self._client, self._body

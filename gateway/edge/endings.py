@@ -18,7 +18,7 @@ from gateway.edge.http import HttpRequest
 from gateway.edge.inband import error_events
 from gateway.edge.routes import Route
 from gateway.edge.upstreams import Upstream
-from gateway.errors import Draining, GatewayError
+from gateway.errors import Draining, GatewayError, InternalError
 from gateway.relay.relay import Relay
 from gateway.telemetry.record import AttemptResult, RequestRecord
 from gateway.telemetry.recorder import Recorder
@@ -133,6 +133,14 @@ class Endings:
         lines += self._routed_lines() + self._handler.limit_lines(self.request.key)
         self._client.respond(self.request, error.status, lines, body)
         self._client.done()
+
+    def _fail(self, error: Exception) -> None:
+        """Answer with the refusal that was raised, or own up to a fault of ours."""
+        self._waiting = None
+        if not isinstance(error, GatewayError):
+            _log.error("request %s failed", self.record.request_id, exc_info=error)
+            error = InternalError("Internal error of the gateway; its log has the cause.")
+        self.refuse(error)
 
     def _routed_lines(self) -> bytes:
         return self._handler.debug_lines(self) if self.record.cls is not None else b""

@@ -6,7 +6,6 @@ new text is encoded.
 """
 
 import asyncio
-import logging
 from functools import partial
 
 from gateway.config.schema import KeyConfig
@@ -32,7 +31,6 @@ from gateway.edge.query import (
 from gateway.errors import (
     GatewayError,
     InsufficientQuota,
-    InternalError,
     NoBackend,
     NotFound,
     RateLimited,
@@ -40,7 +38,6 @@ from gateway.errors import (
 from gateway.tasks import spawn
 from gateway.telemetry.record import AdmissionResult
 
-_log = logging.getLogger("radixgate.exchange")
 _ADMITTED = AdmissionResult.ADMITTED  # a member costs a look-up in its class each time
 _USAGE_APIS = frozenset({Api.CHAT, Api.COMPLETIONS})
 # Those whose bodies vLLM reads a priority from.
@@ -115,14 +112,6 @@ class Exchange(Attempts):
             await asyncio.sleep(0)  # that hashed the prompt, and the index takes as long again
         self._waiting = None
         self._go_on(*self._admit(query))
-
-    def _fail(self, error: Exception) -> None:
-        """Answer with the refusal that was raised, or own up to a fault of ours."""
-        self._waiting = None
-        if not isinstance(error, GatewayError):
-            _log.error("request %s failed", self.record.request_id, exc_info=error)
-            error = InternalError("Internal error of the gateway; its log has the cause.")
-        self.refuse(error)
 
     def _read_body(self) -> ParsedRequest:
         """Decode and parse; touches nothing but this request."""
@@ -201,7 +190,10 @@ class Exchange(Attempts):
         record = self.record
         record.queue_s = now - ticket.admitted_at
         self._handler.telemetry.admission(ticket.query.cls, _ADMITTED)
-        self._attempt(ticket, now)
+        try:
+            self._attempt(ticket, now)
+        except Exception as error:  # noqa: BLE001 - others were let go with it and must still start
+            self._fail(error)
 
     def expired(self, refusal: Refusal) -> None:
         """Refuse: the ticket was held as long as it may be."""

@@ -94,8 +94,9 @@ STATUS_LINES = {
 class Plan(msgspec.Struct):
     """What a head alone decides under one configuration; shared by all requests with that head.
 
-    `patience_s` is how long the client says it waits for a first byte. `lines` are the header lines a backend gets but for the request id and the length; `plain`
-    the same when the answer must come without a content coding. Both are empty until first used.
+    `patience_s` is how long the client says it waits for a first byte. `lines` are the header lines
+    a backend gets but for the request id and the length; `plain` the same when the answer must come
+    without a content coding. Both are empty until first used.
     """
 
     coding: str | None = None

@@ -6,7 +6,6 @@ entry and its body, no task; one timer serves all time limits. Must never decide
 """
 
 import asyncio
-import logging
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -16,8 +15,6 @@ from gateway.errors import GatewayError, NoBackend, QueueFull, QueueTimeout
 
 if TYPE_CHECKING:
     from gateway.edge.exchange import Exchange
-
-_log = logging.getLogger("radixgate.edge")
 
 
 class Parking:
@@ -31,9 +28,6 @@ class Parking:
         self._timer_at = inf
         self._woken = False
         dispatcher.wake = self._wake
-
-    def __len__(self) -> int:
-        return len(self._parked)
 
     def park(self, ticket: Ticket, exchange: "Exchange") -> None:
         """Keep `exchange` until its ticket may start, its time is over or its client leaves."""
@@ -82,7 +76,8 @@ def error_of(refusal: Refusal, waited_s: float) -> GatewayError:
         message = f"The queue of class `{refusal.detail}` is full; see retry-after."
         return QueueFull(message, retry_after_s=retry)
     if refusal.kind is RefusalKind.EXPIRED:
-        message = f"No backend could start this within {waited_s:.1f} s (classes.{refusal.detail}.max_wait_s)."
+        limit = f"classes.{refusal.detail}.max_wait_s, or what the client says it waits"
+        message = f"No backend could start this within {waited_s:.1f} s ({limit})."
         return QueueTimeout(message, retry_after_s=retry)
     message = f"No backend of `{refusal.detail[:100]}` came up within {waited_s:.1f} s."
     return NoBackend(message, retry_after_s=retry)

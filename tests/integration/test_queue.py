@@ -294,3 +294,21 @@ async def test_with_the_queue_off_everything_is_sent_at_once() -> None:
         for _ in range(3):
             backend.go.release()
         await asyncio.gather(*tasks)
+
+
+async def test_a_fault_in_starting_one_leaves_the_others_to_start() -> None:
+    """What is let go in one turn is independent: one that cannot be sent costs itself alone."""
+    backend = Held()
+    async with running(backend, settings=TIGHT) as rig:
+        tasks = await begin(rig, ask("a"), ask("b"), ask("c"))
+        await eventually(lambda: waiting(rig) == 2)
+        exchanges = {x.record.request_id: x for x in rig.handler.live}
+        exchanges["b"]._body = None  # a fault of ours: there is nothing to send
+        for _ in range(2):
+            backend.go.release()
+        answers = await asyncio.gather(*tasks)
+
+        assert sorted(answer.status for answer in answers) == [200, 200, 500]
+        assert waiting(rig) == 0
+        assert rig.outcomes() == {"ok": 2, "internal_error": 1}
+        await rig.at_rest()

@@ -8,11 +8,7 @@ import contextlib
 import logging
 import os
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from operator import attrgetter
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from time import time  # noqa: TID251 - dates in /v1/models, no interval
 from typing import Self
 
@@ -21,12 +17,11 @@ from aiohttp import web
 import gateway
 from gateway import tasks
 from gateway.collector import Collector, keep_tidy
-from gateway.config.backends import Names, backends_of, expand_dns
+from gateway.config.backends import Names, expand_dns
 from gateway.config.build import core_settings
-from gateway.config.load import Loaded, load
+from gateway.config.load import Loaded
 from gateway.config.problems import ConfigErrors
 from gateway.config.schema import Config
-from gateway.config.secrets import backend_key
 from gateway.core.prompter import BytePrompter
 from gateway.core.queued import QueuedDispatcher
 from gateway.core.settings import CoreSettings
@@ -34,18 +29,18 @@ from gateway.edge.admin import AdminContext, ReloadResult, build_admin
 from gateway.edge.handler import Handler, Parts
 from gateway.edge.server import Listener
 from gateway.edge.sockets import bind, url_of
-from gateway.edge.upstreams import Upstreams, UpstreamSpec
+from gateway.edge.upstreams import Upstreams
 from gateway.following import Following
+from gateway.journals import Journals
 from gateway.prompt.shelf import Tokenizers
+from gateway.source import Source
 from gateway.telemetry.lag import watch_lag
 from gateway.telemetry.logs import Logs
 from gateway.telemetry.metrics import Telemetry
-from gateway.telemetry.recorder import Recorder
-from gateway.telemetry.usage_log import UsageLog
 from gateway.watch.catalog import Catalog
-from gateway.watch.member import Pace
 from gateway.watch.names import resolve
-from gateway.watch.poller import Target, Watch
+from gateway.watch.poller import Watch
+from gateway.wiring import needs_restart, pace_of, targets_of, upstream_specs
 
 _log = logging.getLogger("radixgate.app")
 _BACKLOG = 4096
@@ -55,27 +50,6 @@ _RESOLVE_S = 10.0
 _FLUSH_POLL_S = 0.02
 _LAST_FLUSH_S = 1.0  # for the errors that the last requests are ended with
 _LOADING_S = 600.0  # how long a backend that never told its models makes an unknown one a 503
-
-Reload = Callable[[], Loaded]
-
-
-@dataclass(slots=True, frozen=True)
-class Source:
-    """Where the configuration came from, so that a reload reads the same places again."""
-
-    path: str | None = None
-    backends: tuple[str, ...] = ()
-    overrides: tuple[str, ...] = ()
-
-    def load(self) -> Loaded:
-        """Read and check it.
-
-        Raises:
-            ConfigErrors: it has mistakes.
-        """
-        return load(
-            self.path, backends=self.backends, overrides=self.overrides, env=dict(os.environ)
-        )
 
 
 class App:
@@ -99,8 +73,7 @@ class App:
     async def start(self) -> Self:
         """Build everything, listen, and wait for the first word of the backends (at most 2 s)."""
         Following.check(self.config)
-        self._recorder = await self._open_recorder()
-        self._usage_log = await self._open_usage_log()
+        self._journals = await Journals.open(self.config, self._clock)
         self._bind_listeners()  # first: an address in use is told before anything is open
         self._addresses = await resolve(self.config, self._addresses)
         config = self._expanded(self.config)
@@ -108,12 +81,12 @@ class App:
         now = self._clock()
         self.dispatcher = QueuedDispatcher(settings, self._rng, now)
         self.telemetry = Telemetry(self.dispatcher, clock=self._clock, version=gateway.__version__)
-        if self._usage_log is not None:
-            self.telemetry.usage_log = self._usage_log.note
+        if self._journals.usage is not None:
+            self.telemetry.usage_log = self._journals.usage.note
         self._collector = Collector(self.telemetry.collector_pause)
         self._catalog = Catalog(time)
         self._upstreams = Upstreams()
-        self._upstreams.replace(_upstream_specs(config))
+        self._upstreams.replace(upstream_specs(config))
         by_bytes = BytePrompter(self._salt, config.index.block_bytes)
         self._tokenizers = Tokenizers(self._salt, by_bytes, self.telemetry.fallback)
         self.handler = Handler(
@@ -129,13 +102,13 @@ class App:
                 rng=self._rng,
             )
         )
-        self.handler.recorder = self._recorder
+        self.handler.recorder = self._journals.recorder
         self._listener = Listener(self.handler, config.limits, config.timeouts, self._clock)
         self._watch = Watch(
-            _targets(config),
+            targets_of(config),
             self.dispatcher,
             self._catalog,
-            pace=_pace(config),
+            pace=pace_of(config),
             on_models=self._on_models,
             rng=self._rng,
             clock=self._clock,
@@ -195,7 +168,7 @@ class App:
                 loaded = await asyncio.to_thread(self._source.load)
                 addresses = await resolve(loaded.config, self._addresses)
                 await asyncio.to_thread(self._tokenizers.prompters, loaded.config)
-                restart = _needs_restart(self._started_with, loaded.config)
+                restart = needs_restart(self._started_with, loaded.config)
                 self._apply(loaded.config, addresses)
             except ConfigErrors as errors:
                 return self._not_reloaded([str(problem) for problem in errors.problems])
@@ -218,20 +191,6 @@ class App:
         return url_of(self._admin_socket)
 
     # --- building
-
-    async def _open_recorder(self) -> Recorder | None:
-        path = self.config.record
-        if path is None:
-            return None
-        return await asyncio.to_thread(Recorder, Path(path), self._clock())
-
-    async def _open_usage_log(self) -> UsageLog | None:
-        wanted = self.config.usage_log
-        if wanted.path is None:
-            return None
-        most = wanted.max_mib * 1024 * 1024
-        opened = partial(UsageLog, most_bytes=most, kept=wanted.files, fsync_s=wanted.fsync_s)
-        return await asyncio.to_thread(opened, Path(wanted.path))
 
     def _bind_listeners(self) -> None:
         listen, admin = self.config.listen, self.config.admin
@@ -274,10 +233,7 @@ class App:
         self._tokenizers.close()
         await self._runner.cleanup()
         self._collector.close()
-        if self._recorder is not None:
-            await asyncio.to_thread(self._recorder.close)
-        if self._usage_log is not None:
-            await asyncio.to_thread(self._usage_log.close)
+        await self._journals.close()
 
     # --- changing
 
@@ -285,7 +241,7 @@ class App:
         """Take a configuration. Everything that can fail comes before the first change."""
         expanded = expand_dns(config, addresses)
         settings = core_settings(expanded, self._catalog.served())
-        specs = _upstream_specs(expanded)
+        specs = upstream_specs(expanded)
         prompters = self._tokenizers.prompters(expanded)  # `reload` has loaded them
         Following.check(expanded)
         self.dispatcher.apply(settings, self._clock())
@@ -297,7 +253,7 @@ class App:
         self._upstreams.replace(specs)
         self.handler.configure(expanded, prompters)
         self._listener.configure(expanded.limits, expanded.timeouts)
-        self._watch.set_targets(_targets(expanded), _pace(expanded))
+        self._watch.set_targets(targets_of(expanded), pace_of(expanded))
         self._publish(expanded, settings)
 
     def _on_models(self, served: Mapping[str, tuple[str, ...]]) -> None:
@@ -368,27 +324,3 @@ class App:
                     self._apply(self.config, addresses)
                 except (ConfigErrors, ValueError):
                     _log.exception("the new addresses are not taken")
-
-
-def _upstream_specs(config: Config) -> list[UpstreamSpec]:
-    return [
-        UpstreamSpec(backend.name or "", backend.url or "", backend_key(backend, os.environ))
-        for backend in backends_of(config)
-    ]
-
-
-def _targets(config: Config) -> list[Target]:
-    return [
-        Target(spec.name, spec.url, spec.api_key, backend.engine)
-        for spec, backend in zip(_upstream_specs(config), backends_of(config), strict=True)
-    ]
-
-
-def _needs_restart(old: Config, new: Config) -> tuple[str, ...]:
-    """Return the changed keys that only a start reads: the listeners' addresses, the recorder's."""
-    keys = ("listen.host", "listen.port", "admin.host", "admin.port", "record", "usage_log")
-    return tuple(key for key in keys if attrgetter(key)(old) != attrgetter(key)(new))
-
-
-def _pace(config: Config) -> Pace:
-    return Pace(interval_s=config.poll.interval_s, timeout_s=config.poll.timeout_s)

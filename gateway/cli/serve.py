@@ -10,8 +10,9 @@ import sys
 import uvloop
 
 from gateway import tasks
-from gateway.app import App, Source
+from gateway.app import App
 from gateway.config.load import Loaded
+from gateway.source import Source
 from gateway.telemetry import logs
 
 HELP = "run the gateway"

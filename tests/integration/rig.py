@@ -18,7 +18,8 @@ import anthropic
 import openai
 import orjson
 
-from gateway.app import App, Source
+from gateway.app import App
+from gateway.source import Source
 
 HEAD_JSON = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n"
 HEAD_SSE = (

@@ -11,11 +11,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.app import App, Source
+from gateway.app import App
 from gateway.core import exactness
 from gateway.sim.http import listen
 from gateway.sim.publish import Publisher
 from gateway.sim.replica import Replica
+from gateway.source import Source
 from tests.integration.kv_rig import ANY, until
 from tests.integration.sim_rig import TINY
 from tests.tokenizer_kit import write_tokenizer

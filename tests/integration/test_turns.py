@@ -11,7 +11,8 @@ import aiohttp
 import orjson
 import pytest
 
-from gateway.app import App, Source
+from gateway.app import App
+from gateway.source import Source
 from tests.integration.sim_rig import TINY, live_replica
 
 ROOMY = replace(TINY, block_tokens=16, engine=replace(TINY.engine, kv_tokens=64_000))

@@ -5,12 +5,13 @@ Reads candidates after a policy priced them. Must never influence a decision.
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import islice
 from operator import attrgetter
 
 from gateway.core.belief import trust
 from gateway.core.ledger import Account
 from gateway.core.policies import Policy
-from gateway.core.types import BackendScore, Explanation, Query, Ticket, TrailRow
+from gateway.core.types import BackendScore, Decided, Explanation, Query, Ticket, TrailRow
 
 # Request ids whose decision can still be looked up.
 REMEMBERED = 1000
@@ -140,8 +141,8 @@ def explanation(
     )
 
 
-# class, its rule, prompt tokens, exact, policy, winner, reason, trail
-_Record = tuple[str, str, int, bool, Policy, str, str, Sequence[TrailRow]]
+# class, its rule, prompt tokens, exact, policy, winner, reason, trail, when it was dispatched
+_Record = tuple[str, str, int, bool, Policy, str, str, Sequence[TrailRow], float]
 
 
 class Memory:
@@ -173,6 +174,7 @@ class Memory:
             ticket.backend,
             ticket.reason,
             trail,
+            ticket.dispatched_at,
         )
         if len(records) > REMEMBERED:
             records.popitem(last=False)
@@ -182,7 +184,7 @@ class Memory:
         record = self._records.get(request_id)
         if record is None:
             return None
-        cls, class_rule, prompt_tokens, exact, policy, winner, reason, trail = record
+        cls, class_rule, prompt_tokens, exact, policy, winner, reason, trail, _ = record
         return Explanation(
             cls=cls,
             class_rule=class_rule,
@@ -193,3 +195,25 @@ class Memory:
             reason=reason,
             backends=scores(trail, policy),
         )
+
+    def latest(self, count: int) -> list[Decided]:
+        """Return the last `count` decisions, the newest first."""
+        return [
+            Decided(request_id, cls, winner, _hit_of(winner, trail), prompt_tokens, dispatched_at)
+            for request_id, (
+                cls,
+                _,
+                prompt_tokens,
+                _,
+                _,
+                winner,
+                _,
+                trail,
+                dispatched_at,
+            ) in islice(reversed(self._records.items()), count)
+        ]
+
+
+def _hit_of(winner: str, trail: Sequence[TrailRow]) -> int:
+    """Return the hit of a decision's winner: it is among the candidates kept."""
+    return next((hit for name, hit, *_ in trail if name == winner), 0)

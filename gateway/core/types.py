@@ -281,6 +281,18 @@ class Explanation:
 
 
 @dataclass(slots=True, frozen=True)
+class Decided:
+    """A remembered decision in one line: who won, when it was sent, and what it was believed to hit."""
+
+    request_id: str
+    cls: str
+    backend: str
+    hit_tokens: int
+    prompt_tokens: int
+    dispatched_at: float
+
+
+@dataclass(slots=True, frozen=True)
 class EventStatus:
     """What a backend's KV events have come to; `mode` "off" = none are followed.
 
@@ -306,7 +318,7 @@ class BackendStatus:
     cache the engine claims, learnt; `prefix_trust_ratio` scales indexed hits, and
     `prefix_error_ratio` is how far recent predictions were off in sum (None = no hits yet).
     `saturation`: 1 = the next request waits (`core/saturation.py`); `waiting` requests are held for
-    it; `owed_limit_s` is W now, and why.
+    it; `owed_limit_s` is W now, and why; `breaker` is closed, open or trial (`core/breaker.py`).
     """
 
     name: str
@@ -333,6 +345,7 @@ class BackendStatus:
     waiting: int = 0
     owed_limit_s: float = 0.0
     owed_limit_reason: str = ""
+    breaker: str = "closed"
 
 
 @dataclass(slots=True, frozen=True)

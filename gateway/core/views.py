@@ -26,6 +26,7 @@ from gateway.core.types import (
     BackendScore,
     BackendStatus,
     ClassStatus,
+    Decided,
     Explanation,
     HotPrefix,
     Query,
@@ -119,6 +120,10 @@ class Views:
     def decisions(self, request_id: str) -> Explanation | None:
         """Return the decision made for a request id, while it is among the last thousand."""
         return self._memory.recall(request_id)
+
+    def latest(self, count: int) -> list[Decided]:
+        """Return the last `count` decisions remembered, the newest first."""
+        return self._memory.latest(count)
 
     def backends(self, now: float, model: str | None = None) -> list[BackendStatus]:
         """Return the figures of all backends, or of one model's."""

@@ -61,3 +61,28 @@ class Histogram:
     def _all_bounds(self) -> Iterable[float]:
         yield from self.bounds
         yield inf
+
+
+def quantiles(histograms: Sequence[Histogram], shares: Sequence[float]) -> list[float | None]:
+    """Return the values below which `shares` of all observations lie; None without any.
+
+    Linear within a bucket, and at most the last bound, as Prometheus's histogram_quantile has it.
+    All histograms must have the same bounds.
+    """
+    counts = [sum(column) for column in zip(*(one.counts for one in histograms), strict=True)]
+    total = sum(counts)
+    if not total:
+        return [None] * len(shares)
+    bounds = histograms[0].bounds
+    return [_quantile(bounds, counts, share * total) for share in shares]
+
+
+def _quantile(bounds: Sequence[float], counts: Sequence[int], rank: float) -> float:
+    below = 0.0
+    lower = 0.0
+    for bound, count in zip(bounds, counts, strict=False):  # what is beyond the last has no bound
+        if count and below + count >= rank:
+            return lower + (bound - lower) * max(0.0, rank - below) / count
+        below += count
+        lower = bound
+    return bounds[-1]

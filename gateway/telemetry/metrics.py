@@ -4,14 +4,14 @@ Cheap where requests pass (`finished`, `attempt`, `itl(...).observe`); `render` 
 call and belongs to the scrape. Must never see a prompt or a key.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from gateway.telemetry.counters import OTHER, Counters, histogram
-from gateway.telemetry.histogram import GAPS, SECONDS, Histogram
+from gateway.telemetry.histogram import GAPS, SECONDS, Histogram, quantiles
 from gateway.telemetry.lag import LagWindow
 from gateway.telemetry.page import Page, Source
 from gateway.telemetry.record import AdmissionResult, AttemptResult, RequestRecord
@@ -32,7 +32,8 @@ class Telemetry:
 
     `source` is the dispatcher; `clock` gives monotonic seconds; `log` takes each finished record,
     or is None while request lines are off (it may be replaced at any time, see `logs.Logs`);
-    `usage_log` likewise (`usage_log.UsageLog.note`).
+    `usage_log` likewise (`usage_log.UsageLog.note`), and `watcher`, which is there only while someone
+    looks at the live page.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Telemetry:
     ) -> None:
         self.log = log
         self.usage_log: Callable[[RequestRecord], None] | None = None
+        self.watcher: Callable[[RequestRecord], None] | None = None
         self.lag = LagWindow(clock)
         self.pauses = LagWindow(clock)
         self._counters = counters = Counters()
@@ -74,6 +76,11 @@ class Telemetry:
         """Return the histogram of times to the first content byte; `finished` feeds it."""
         return histogram(self._counters.ttfts, self._counters.pair(cls, model), SECONDS)
 
+    def ttft_quantiles(self, cls: str, shares: Sequence[float]) -> list[float | None]:
+        """Return a class's times to first token over all models since the start, as `quantiles`."""
+        ttfts = self._counters.ttfts.items()
+        return quantiles([one for (name, _), one in ttfts if name == cls], shares)
+
     def queue(self, cls: str | None, model: str | None) -> Histogram:
         """Return the histogram of waits at the gateway; `finished` feeds it."""
         return histogram(self._counters.queues, self._counters.pair(cls, model), SECONDS)
@@ -93,6 +100,8 @@ class Telemetry:
             self.log(record)
         if self.usage_log is not None:
             self.usage_log(record)
+        if self.watcher is not None:
+            self.watcher(record)
 
     def attempt(self, backend: str, result: str) -> None:
         """Count one upstream attempt; `result` is an `AttemptResult`."""

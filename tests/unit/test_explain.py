@@ -82,6 +82,36 @@ def test_an_id_seen_again_shows_the_last_decision_and_takes_one_place() -> None:
     assert len(memory) == 1
 
 
+def test_the_latest_decisions_come_newest_first_and_no_more_than_asked_for() -> None:
+    memory = Memory()
+    for at in range(5):
+        ticket = decided()
+        ticket.dispatched_at = float(at)
+        memory.remember(f"r{at}", ticket, COST)
+    again = decided()
+    again.dispatched_at = 9.0
+    memory.remember("r1", again, COST)
+
+    told = memory.latest(3)
+
+    assert [(one.request_id, one.dispatched_at) for one in told] == [
+        ("r1", 9.0),
+        ("r4", 4.0),
+        ("r3", 3.0),
+    ]
+    assert {(one.cls, one.backend, one.prompt_tokens) for one in told} == {("chat", "b0", 650)}
+
+
+def test_a_latest_decision_tells_the_winners_hit() -> None:
+    memory = Memory()
+    ticket = decided()
+    ((name, _, *_), *_) = ticket.trail
+    loser = ("other", 7, 0, 0, 0.0, 0.0, ())
+    ticket.trail = (loser, (name, 64, 0, 0, 0.0, 0.0, ()))
+    memory.remember("r", ticket, COST)
+    assert [one.hit_tokens for one in memory.latest(9)] == [64]
+
+
 def test_a_ticket_gives_its_trail_away_once() -> None:
     memory = Memory()
     ticket = decided()

@@ -43,7 +43,15 @@ def test_a_backend_with_an_open_breaker_is_not_up() -> None:
     row = account()
     for ident in range(3):
         row.breaker.failed(ident, 0.0)
-    assert not backend_status(row, 0, 0.0).up
+    shown = backend_status(row, 0, 0.0)
+    assert (shown.up, shown.breaker) == (False, "open")
+
+
+def test_a_backend_that_is_down_has_a_breaker_of_its_own() -> None:
+    row = account()
+    row.up = False
+    shown = backend_status(row, 0, 0.0)
+    assert (shown.up, shown.breaker) == (False, "closed")
 
 
 def test_an_unlimited_class_shows_no_bucket() -> None:

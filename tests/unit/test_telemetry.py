@@ -377,6 +377,26 @@ def test_log_gets_each_finished_record(telemetry: Telemetry) -> None:
     assert seen == [RECORD]
 
 
+def test_a_watcher_gets_each_finished_record_while_it_is_there(telemetry: Telemetry) -> None:
+    seen: list[RequestRecord] = []
+    telemetry.watcher = seen.append
+    telemetry.finished(RECORD)
+    telemetry.watcher = None
+    telemetry.finished(RECORD)
+
+    assert seen == [RECORD]
+
+
+def test_a_class_has_the_quantiles_of_all_its_models(telemetry: Telemetry) -> None:
+    assert telemetry.ttft_quantiles("chat", (0.5,)) == [None]
+    telemetry.ttft("chat", "m").observe(0.2)
+    telemetry.ttft("coding", "m").observe(100.0)
+
+    (median,) = telemetry.ttft_quantiles("chat", (0.5,))
+    assert median is not None
+    assert 0.1 < median <= 0.25
+
+
 def test_scrape_changes_nothing(telemetry: Telemetry, dispatcher: Dispatcher) -> None:
     before = dispatcher.classify(Features("/v1/chat/completions", False, 1, "", None, "m"))
     first = samples(telemetry)

@@ -157,7 +157,7 @@ class _Routes:
         )
 
     async def metrics(self, _request: web.Request) -> web.Response:
-        body = self._context.telemetry.render()
+        body = await self._context.telemetry.scrape()
         return web.Response(body=body, headers={"content-type": _METRICS_TYPE})
 
     async def healthz(self, _request: web.Request) -> web.Response:

@@ -3,17 +3,21 @@
 Must never let a client add a series. Event loop only, so nothing here locks.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from gateway.core.types import Outcome
-from gateway.telemetry.histogram import GAPS, SECONDS, Histogram
+from gateway.telemetry.histogram import FIRST_TOKENS, GAPS, SECONDS, Histogram
 from gateway.telemetry.record import AdmissionResult, AttemptResult, RequestRecord
 
 OTHER = "other"
 """The label value of everything that is not in the configuration."""
 
+_ROW_LABELS = ("class", "model", "backend")
 _MAX_MODELS = 256
+# Rows shown: 4 classes on 64 backends with 16 models each. Of more the models fold to `other`, so
+# that the page of a fleet of LoRA ids stays one that Prometheus reads within its timeout.
+_MAX_ROWS = 4096
 _EAGER_PAIRS = 64  # histograms shown from zero; of more pairs only those that are used
 _MAX_WORDS = 32  # distinct results or reasons per counter; the code uses fewer than ten of each
 
@@ -24,7 +28,8 @@ class Words:
     __slots__ = ("_known", "counts")
 
     def __init__(self, words: Iterable[str] = ()) -> None:
-        self._known = dict.fromkeys(words)  # a set that keeps its order, and so the page's
+        # A set that keeps its order, and so the page's; plain text: a member is slow to print.
+        self._known = dict.fromkeys(map(str, words))
         self.counts: dict[tuple[str, str], int] = {}
 
     def start(self, owners: Iterable[str]) -> None:
@@ -46,11 +51,12 @@ class Words:
 
 
 class Row:
-    """The counters of one (class, model, backend)."""
+    """The counters of one (class, model, backend); `tags` is its label set as the page shows it."""
 
-    __slots__ = ("cached", "completion", "outcomes", "predicted", "prompt")
+    __slots__ = ("cached", "completion", "outcomes", "predicted", "prompt", "tags")
 
-    def __init__(self) -> None:
+    def __init__(self, key: tuple[str, str, str]) -> None:
+        self.tags = labels(_ROW_LABELS, key)
         self.outcomes: dict[Outcome, int] = {}
         self.prompt = 0
         self.completion = 0
@@ -160,12 +166,12 @@ class Counters:
             row.outcomes[outcome] += 1
         except KeyError:
             row.outcomes[outcome] = 1
+        if backend is None:  # what never left is no prompt of anybody's
+            return
         row.prompt += record.prompt_tokens or 0
         row.completion += record.completion_tokens or 0
         row.predicted += record.predicted_tokens or 0
         row.cached += record.cached_tokens or 0
-        if backend is None:
-            return
         requests.observe(record.total_s)
         if record.queue_s:
             queues.observe(record.queue_s)
@@ -185,16 +191,20 @@ class Counters:
             self._row((*pair, self.backend(backend))),
             histogram(self.requests, pair, SECONDS),
             histogram(self.queues, pair, SECONDS),
-            histogram(self.ttfts, pair, SECONDS),
+            histogram(self.ttfts, pair, FIRST_TOKENS),
         )
         if pair == (cls, model) and backend in self._backends:
             self._books[names] = book
         return book
 
     def _row(self, key: tuple[str, str, str]) -> Row:
-        row = self.rows.get(key)
+        rows = self.rows
+        row = rows.get(key)
+        if row is None and len(rows) >= _MAX_ROWS:
+            key = (key[0], OTHER, key[2])
+            row = rows.get(key)
         if row is None:
-            row = self.rows[key] = Row()
+            row = rows[key] = Row(key)
         return row
 
     def _known_pair(self, cls: str, model: str) -> bool:
@@ -204,8 +214,9 @@ class Counters:
         return self._known_pair(cls, model) and (backend in self._backends or backend == OTHER)
 
     def _start(self, pair: tuple[str, str]) -> None:
-        for family in (self.requests, self.ttfts, self.queues):
+        for family in (self.requests, self.queues):
             histogram(family, pair, SECONDS)
+        histogram(self.ttfts, pair, FIRST_TOKENS)
         histogram(self.itls, pair, GAPS)
 
 
@@ -217,3 +228,13 @@ def histogram(
     if found is None:
         found = family[pair] = Histogram(bounds)
     return found
+
+
+def labels(names: Sequence[str], values: Sequence[str]) -> str:
+    """Return `{name="value",...}`, escaped."""
+    pairs = [f'{name}="{_escape(value)}"' for name, value in zip(names, values, strict=True)]
+    return "{" + ",".join(pairs) + "}"
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

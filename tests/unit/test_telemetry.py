@@ -19,10 +19,11 @@ from gateway.core.settings import (
     RoutingSpec,
 )
 from gateway.core.types import Outcome, Snapshot
+from gateway.telemetry.counters import labels
 from gateway.telemetry.metrics import OTHER, RequestRecord, Telemetry
-from gateway.telemetry.page import labels, number
+from gateway.telemetry.page import number
 
-# Contract, section 6, with the kinds and labels it names.
+# Contract, section 6, with the kinds and labels it names, and what was added to it since.
 CONTRACT = {
     "gateway_requests_total": ("counter", {"class", "model", "backend", "outcome"}),
     "gateway_request_seconds": ("histogram", {"class", "model"}),
@@ -50,6 +51,12 @@ CONTRACT = {
     "gateway_pool_saturation_ratio": ("gauge", {"model"}),
     "gateway_key_tokens_total": ("counter", {"key", "kind"}),
     "gateway_key_requests_total": ("counter", {"key", "outcome"}),
+    "gateway_backend_draining": ("gauge", {"backend"}),
+    "gateway_backend_owed_prefill_seconds": ("gauge", {"backend"}),
+    "gateway_backend_waiting_requests": ("gauge", {"backend"}),
+    "gateway_backend_hits_predicted_tokens_total": ("counter", {"backend"}),
+    "gateway_backend_hits_reported_tokens_total": ("counter", {"backend"}),
+    "gateway_queue_bytes": ("gauge", {"class"}),
     "gateway_index_bytes": ("gauge", set()),
     "gateway_bucket_tokens": ("gauge", {"class"}),
     "gateway_queue_depth": ("gauge", {"class"}),

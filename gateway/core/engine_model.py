@@ -8,6 +8,7 @@ Must never learn from a request that shared its prefill, or let one sample move 
 from collections.abc import Sequence
 from statistics import median
 
+from gateway.core.saved import SavedEngine
 from gateway.core.settings import EngineProfile
 
 # Samples before a backend's own figures are believed, and the weight of each later one.
@@ -169,6 +170,17 @@ def calibrate(engines: Sequence[EngineModel]) -> None:
         slow = decode_scale / pool_decode
         engine.rescale(_doubted(engine, prefill_scale, best, slow), decode_scale)
         engine.tpot_heard = engine.tpot_samples
+
+
+def restore_scales(engine: EngineModel, saved: SavedEngine) -> None:
+    """Go on from what an earlier process had learnt of the same engine."""
+    engine.prefill_ratio = _clamp(saved.prefill_ratio)
+    engine.tpot_ratio, engine.tpot_floor = _clamp(saved.tpot_ratio), _clamp(saved.tpot_floor)
+    engine.prefill_samples = max(0, saved.prefill_samples)
+    engine.tpot_samples = engine.tpot_heard = max(0, saved.tpot_samples)
+    engine.own = _clamp(saved.own[0]), _clamp(saved.own[1])
+    engine.unseen = 0
+    engine.rescale(*engine.own)
 
 
 def _doubted(engine: EngineModel, scale: float, best: float, slow: float) -> float:

@@ -83,7 +83,7 @@ class Fleet:
             row.up = up
             if up:
                 row.breaker.reset()
-                if not _is_identified(row.snapshot):
+                if not is_identified(row.snapshot):
                     self.forget(row)
             self.epoch += 1
 
@@ -267,7 +267,7 @@ class Fleet:
         row.other_owed_s = waiting * row.engine.prefill_s(mean_context, mean_context)
 
 
-def _is_identified(snapshot: Snapshot | None) -> bool:
+def is_identified(snapshot: Snapshot | None) -> bool:
     """Return whether the engine's reports would show that it is another process."""
     if snapshot is None:
         return False

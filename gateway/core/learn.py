@@ -3,6 +3,8 @@
 Each lesson is an average that one request cannot turn over. Must never touch the books.
 """
 
+from collections.abc import Mapping
+
 from gateway.core.ledger import Account
 from gateway.core.types import Finish, Ticket
 
@@ -32,6 +34,15 @@ class OutputLengths:
         mean, count = self._means.get(key, _UNKNOWN)
         weight = _OUTPUT_WEIGHT if count >= _SETTLED else 1.0 / (count + 2)
         self._means[key] = (mean + weight * (tokens - mean), count + 1)
+
+    def of_model(self, model: str) -> dict[str, tuple[float, int]]:
+        """Return what is known of a model's answers: class -> mean, how many were counted."""
+        return {cls: mean for (name, cls), mean in self._means.items() if name == model}
+
+    def restore(self, model: str, means: Mapping[str, tuple[float, int]]) -> None:
+        """Go on from what an earlier process had learnt, for classes not heard of yet."""
+        for cls, mean in means.items():
+            self._means.setdefault((model, cls), mean)
 
     def keep(self, models: set[str], classes: set[str]) -> None:
         """Forget models and classes that are no longer configured."""

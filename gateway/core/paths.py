@@ -88,6 +88,43 @@ class Paths:
             at += length
         return node
 
+    def _walk_below(self, share: Share, hashes: "array[int]", visit: Visit) -> Node | None:
+        """Give a backend the end of the chain that it does not hold, as used before all it holds.
+
+        Returns the path's last node; None, and nothing has changed, when it holds the whole chain.
+        """
+        lane, bit = share.lane, share.bit
+        at = 0
+        end = len(hashes)
+        node = self._root
+        while at < end:
+            kids = node.kids
+            child = kids.get(hashes[at])
+            if child is None:
+                if len(kids) == WIDE and not isinstance(kids, Fan):
+                    node.kids = kids = Fan(kids)
+                kids[hashes[at]] = node = Node(hashes[at:], bit, node, {lane: visit})
+                self.nodes += 1
+                self._holders += 1
+                share.blocks += end - at
+                self.total_blocks += end - at
+                return node
+            held = lane in child.stamps
+            length = len(child.run)
+            if length > end - at or child.run[length - 1] != hashes[at + length - 1]:
+                length = common(child.run, hashes, at)
+                if held and at + length == end:
+                    return None
+                child = self._split(child, length)
+            if not held:
+                child.mask |= bit
+                child.stamps[lane] = visit
+                share.blocks += length
+                self._holders += 1
+            node = child
+            at += length
+        return node if node.stamps.get(lane) is visit else None
+
     def _split(self, node: Node, keep: int) -> Node:
         """Put a new node with the first `keep` blocks above `node`, and return it."""
         parent = node.parent

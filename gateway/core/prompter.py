@@ -7,13 +7,17 @@ Must stay bounded: every table has a cap.
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, Protocol
+
+import msgspec
 
 from gateway.core.answer import Said, grown
 from gateway.core.canonical import canonical
 from gateway.core.chain import BLOCK_BYTES, narrow_blocks
 from gateway.core.chain_memo import ChainMemo
 from gateway.core.request import ParsedRequest
+from gateway.core.saved import Ratios
 from gateway.core.token_fit import LONG_BYTES, TokenFit
 from gateway.core.types import Chain
 
@@ -33,6 +37,8 @@ _SHORT: Final = _ANCHORS[-2]  # chains up to here have the first anchor alone
 _CONVERSATION_WEIGHT: Final = 0.5
 _SLOPE_RANGE: Final = (1 / 64, 4.0)  # tokens per byte
 _UNKNOWN: Final = TokenFit()
+_SLICE: Final = 4_096  # conversations written down at a time
+_encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class PendingChain(Protocol):
@@ -143,6 +149,26 @@ class BytePrompter:
             self._forget_models()
         if size >= LONG_BYTES:  # a short one's count is mostly its overhead
             self._learn_conversation(chain.hashes, slope)
+
+    def export(self) -> Iterator[bytes]:
+        """Yield what was learnt, in slices; conversations as their hashes."""
+        models = [(*key, *fit.state) for key, fit in self._models.items()]
+        known = list(self._conversations.items())
+        yield _encode(Ratios(models, []))
+        for start in range(0, len(known), _SLICE):
+            yield _encode(Ratios([], known[start : start + _SLICE]))
+
+    def restore(self, ratios: Iterable[Ratios]) -> None:
+        """Go on from what an earlier process had learnt with the same salt."""
+        for part in ratios:
+            for model, cls, overhead, slope, short, middle, long in part.models[:MAX_MODELS]:
+                self._models.setdefault(
+                    (model, cls), TokenFit.of_state(overhead, slope, short, middle, long)
+                )
+            low, high = _SLOPE_RANGE
+            for mark, slope in part.conversations:
+                if low <= slope <= high and len(self._conversations) < MAX_CONVERSATIONS:
+                    self._conversations.setdefault(mark, slope)
 
     def _learn_conversation(self, hashes: "array[int]", slope: float) -> None:
         known = self._conversations

@@ -7,7 +7,7 @@ something is. Must never leave a
 backend idle while a request it could serve waits.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from operator import itemgetter
 from random import Random
@@ -16,10 +16,12 @@ from gateway.core.bucket import clamp_retry_after
 from gateway.core.classes import ClassBooks
 from gateway.core.dispatcher import Dispatcher
 from gateway.core.explain import NOBODY
+from gateway.core.export import export
 from gateway.core.holding import Queue
 from gateway.core.key_limits import KeyBooks, Standing
 from gateway.core.ledger import Account, LedgerError
 from gateway.core.pool import Pool
+from gateway.core.restore import Restoration, Saved
 from gateway.core.settings import CoreSettings
 from gateway.core.types import (
     BackendId,
@@ -152,6 +154,16 @@ class QueuedDispatcher(Dispatcher):
         known = super().undrain(backend)
         self._refill_named(backend, now)
         return known
+
+    # -- over a restart ---------------------------------------------------------------------
+
+    def export(self, ways: Mapping[str, str], now: float) -> Iterator[bytes]:
+        """Yield what the next process may know, in slices (`core/export.py`)."""
+        return export(self._fleet, self._outputs, ways, now)
+
+    def restoration(self, saved: Saved, ways: Mapping[str, str], shift: float) -> Restoration:
+        """Return what takes in what `export` yielded in an earlier process."""
+        return Restoration(saved, self._fleet, self._outputs, ways, shift)
 
     # -- the queue --------------------------------------------------------------------------
 

@@ -38,6 +38,13 @@ class Visit:
         self.newer = head
         last.newer = head.older = self
 
+    def lead(self, head: "Visit") -> None:
+        """Become the oldest of a ring."""
+        first = head.newer
+        self.newer = first
+        self.older = head
+        first.older = head.newer = self
+
     def leave(self) -> None:
         """Leave the ring, and forget it: a held visit must not keep every later one alive."""
         self.older.newer = self.newer

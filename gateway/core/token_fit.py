@@ -68,6 +68,27 @@ class TokenFit:
             self.slope = (tokens - overhead) / size
         self.overhead = overhead
 
+    @property
+    def state(self) -> tuple[float, float, _Mean | None, _Mean | None, _Mean | None]:
+        """All there is to it, for `of_state`."""
+        return self.overhead, self.slope, self._short, self._middle, self._long
+
+    @classmethod
+    def of_state(
+        cls,
+        overhead: float,
+        slope: float,
+        short: _Mean | None,
+        middle: _Mean | None,
+        long: _Mean | None,
+    ) -> "TokenFit":
+        """Return the estimate whose `state` this was."""
+        fit = cls()
+        fit.overhead = min(MAX_OVERHEAD, max(0.0, overhead))
+        fit.slope = max(_LEAST_SLOPE, slope)
+        fit._short, fit._middle, fit._long = short, middle, long
+        return fit
+
     def _learn_shorter(self, size: float, tokens: float) -> _Mean:
         """Return the longest kind's mean after a prompt that is not long.
 

@@ -174,6 +174,10 @@ class RadixTrie(Paths):
         """Return how many blocks `slot` may hold."""
         return self._shares[slot].capacity
 
+    def share(self, slot: int) -> Share | None:
+        """Return what `slot` holds, to read; another one once it is dropped. None: no such slot."""
+        return self._shares.get(slot)
+
     def oldest_use(self, slot: int, full_blocks: float = 0.0) -> float | None:
         """Return when the block that `slot` would evict next was last used.
 
@@ -258,6 +262,26 @@ class RadixTrie(Paths):
             self._shrink(INSERT_SLICE)
         return visit
 
+    def restore(self, slot: int, hashes: "array[int]", at: float) -> bool:
+        """Note that `slot` used this chain at `at`, before all that it holds: the youngest first.
+
+        False: there is no room for it, nor for anything older.
+        """
+        share = self._shares[slot]
+        if share.blocks >= share.capacity or self.bytes >= self.max_bytes:
+            return False
+        visit = Visit(min(at, share.visits.newer.at) if share.blocks else at, self._root)
+        leaf = self._walk_below(share, hashes, visit)
+        if leaf is not None:
+            visit.leaf = leaf
+            visit.lead(share.visits)
+            self._visits += 1
+            self._age(share, slot, visit.at)
+            if share.blocks > share.capacity:
+                self._evict(share, share.blocks - share.capacity, SLICE)
+            self._shrink(SLICE)
+        return True
+
     def trim(self, slot: int, hashes: "array[int]", depth: int, visit: Visit | None = None) -> int:
         """Take back what `slot` holds of this chain beyond `depth` blocks; return how many.
 
@@ -286,6 +310,20 @@ class RadixTrie(Paths):
         return gone
 
     # -- inside -----------------------------------------------------------------------------
+
+    def _age(self, share: Share, slot: int, at: float) -> None:
+        """Keep the heap's bound of a share's oldest use a lower one."""
+        ages = self._ages
+        if not share.aged:
+            share.aged = True
+            heappush(ages, (at, slot))
+            return
+        for index, (bound, other) in enumerate(ages):
+            if other == slot:
+                if bound > at:
+                    ages[index] = (float("-inf"), slot)
+                    heapify(ages)
+                return
 
     def _bury(self, nodes: int) -> int:
         """Take from the share dropped last, and free its lane when nothing is left; as `_evict`."""

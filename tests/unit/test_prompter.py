@@ -2,11 +2,13 @@
 
 from array import array
 
+import msgspec
 import orjson
 import pytest
 
 from gateway.core.prompter import MAX_CONVERSATIONS, MAX_MODELS, BytePrompter, Prompter
 from gateway.core.request import ParsedRequest, parse_json
+from gateway.core.saved import Piece, Ratios
 from gateway.core.token_fit import DEFAULT_RATIO
 from gateway.core.types import Api, Chain
 
@@ -151,3 +153,16 @@ def test_models_no_longer_asked_for_make_room_oldest_first() -> None:
         prompter.learn(f"m{number}", "chat", chain, 5)
     assert ("m0", "chat") not in prompter._models
     assert (f"m{MAX_MODELS - 1}", "chat") in prompter._models
+
+
+def test_what_was_learnt_comes_back_from_what_was_written() -> None:
+    old, new = BytePrompter(7), BytePrompter(7)
+    talk = "Ein langes Gespräch. " * 400
+    for text, ratio in (("short", 1.5), ("middling " * 100, 3.0), (talk, 2.6)):
+        chain = old.chain(completion(text))
+        old.learn("m", "chat", chain, round(chain.text_bytes / ratio))
+    learnt = [msgspec.msgpack.decode(piece, type=Piece) for piece in old.export()]
+    new.restore([piece for piece in learnt if isinstance(piece, Ratios)])
+    for text in ("short", "other " * 200, talk, talk + "more", "unlike it " * 2000):
+        asked = completion(text)
+        assert new.chain(asked, cls="chat").tokens == old.chain(asked, cls="chat").tokens

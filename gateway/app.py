@@ -81,6 +81,7 @@ class App:
         now = self._clock()
         self.dispatcher = QueuedDispatcher(settings, self._rng, now)
         self.telemetry = Telemetry(self.dispatcher, clock=self._clock, version=gateway.__version__)
+        self.telemetry.page.losses = self._journals.losses
         if self._journals.usage is not None:
             self.telemetry.usage_log = self._journals.usage.note
         self._collector = Collector(self.telemetry.collector_pause)
@@ -275,6 +276,7 @@ class App:
             [model.name for model in settings.models],
             [backend.name for backend in settings.backends],
             [key.name for key in config.keys],
+            {cls.name: (cls.slo.ttft_s, cls.slo.tpot_s) for cls in settings.classes},
         )
         if self._logs is not None:
             self._logs.apply(config.log)

@@ -38,6 +38,11 @@ class Journals:
             usage = await asyncio.to_thread(opened, Path(wanted.path))
         return cls(recorder, usage)
 
+    def losses(self) -> dict[str, int]:
+        """Return how many requests each file that is written could not take."""
+        files = {"record": self.recorder, "usage_log": self.usage}
+        return {name: file.dropped for name, file in files.items() if file is not None}
+
     async def close(self) -> None:
         """Write out what is left and close."""
         if self.recorder is not None:

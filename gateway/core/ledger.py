@@ -91,6 +91,7 @@ class Account:
         "rate_at",
         "reported_waiting",
         "retired",
+        "saved_s",
         "sequence_s",
         "sequences",
         "serves",
@@ -157,6 +158,7 @@ class Account:
         self.asked_tokens = self.claimed_tokens = 0  # all prompts ever sent, hits expected of them
         self.hit_tokens_predicted = 0
         self.hit_tokens_reported = 0
+        self.saved_s = 0.0  # engine seconds that all hits saved, at the speed learnt by then
         # the decision in progress
         self.depth = 0
         self.hit_tokens = 0

@@ -35,6 +35,7 @@ def backend_status(
         index_capacity_ratio=row.index_share,
         prefix_trust_ratio=trust(row, now),
         prefix_error_ratio=row.belief.error_ratio,
+        saved_prefill_s=row.saved_s,
         breaker=row.breaker.state.value,
     )
 

@@ -319,6 +319,8 @@ class BackendStatus:
     `prefix_error_ratio` is how far recent predictions were off in sum (None = no hits yet).
     `saturation`: 1 = the next request waits (`core/saturation.py`); `waiting` requests are held for
     it; `owed_limit_s` is W now, and why; `breaker` is closed, open or trial (`core/breaker.py`).
+    `saved_prefill_s`: what hits saved against computing every prompt whole, believed hits where the
+    engine reports none.
     """
 
     name: str
@@ -346,6 +348,7 @@ class BackendStatus:
     owed_limit_s: float = 0.0
     owed_limit_reason: str = ""
     breaker: str = "closed"
+    saved_prefill_s: float = 0.0
 
 
 @dataclass(slots=True, frozen=True)

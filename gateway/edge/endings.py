@@ -34,6 +34,7 @@ class Endings:
     """A request in progress. Owns its ticket, its relay and, for a moment, a task."""
 
     __slots__ = (
+        "_began",
         "_body",
         "_client",
         "_followed",
@@ -82,6 +83,7 @@ class Endings:
         self._inject_usage = False
         self._followed = False  # the next turn can be foreseen from the answer
         self._pooled = False  # the attempt's connection had served before: it may be stale
+        self._began = 0.0  # by a clock that counts microseconds, for the decision's time
         self._sent_at = 0.0
         self._uncounted = False  # an attempt runs, and its result is not counted yet
 
@@ -120,6 +122,7 @@ class Endings:
         """Answer with an error of ours; nothing of an answer has been written yet."""
         if self.ended:
             return
+        self._handler.telemetry.refused(self.record.cls, error.code)
         relay = self._relay
         if relay is not None and relay.opened:
             relay.inject(error_events(relay.api, error.message, error.code))

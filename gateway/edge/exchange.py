@@ -7,6 +7,7 @@ new text is encoded.
 
 import asyncio
 from functools import partial
+from time import perf_counter
 
 from gateway.config.schema import KeyConfig
 from gateway.core.answer import is_followed
@@ -52,6 +53,7 @@ class Exchange(Attempts):
     def begin(self) -> None:
         """Run the phases up to the first attempt; any error is answered."""
         handler = self._handler
+        self._began = perf_counter()
         try:
             if handler.draining or len(handler.live) > handler.max_streams:
                 raise handler.at_capacity()  # noqa: TRY301 - all errors are answered below
@@ -172,6 +174,7 @@ class Exchange(Attempts):
         record.cls = cls = query.cls
         now = handler.clock()
         ticket = handler.dispatcher.admit(query, now)
+        handler.telemetry.decided(perf_counter() - self._began)
         if isinstance(ticket, Refusal):
             error = self._refusal(ticket, cls, query.model)
             if handler.recorder is not None:

@@ -188,6 +188,7 @@ class Handler:
     ) -> tuple[bytes, bytes]:
         """Count and render the answer to a request that did not become an exchange."""
         lines, body = self.render_error(request, error, target)
+        self.telemetry.refused(None, error.code)
         route = request.route if request is not None else None
         self.telemetry.finished(
             RequestRecord(

@@ -3,16 +3,22 @@
 Must never let a client add a series. Event loop only, so nothing here locks.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
 from gateway.core.types import Outcome
-from gateway.telemetry.histogram import FIRST_TOKENS, GAPS, SECONDS, Histogram
-from gateway.telemetry.record import AdmissionResult, AttemptResult, RequestRecord
+from gateway.telemetry.histogram import DECISIONS, FIRST_TOKENS, GAPS, SECONDS, Histogram
+from gateway.telemetry.record import (
+    AdmissionResult,
+    AttemptResult,
+    HandshakeResult,
+    RequestRecord,
+)
 
 OTHER = "other"
 """The label value of everything that is not in the configuration."""
 
+_OK = Outcome.OK  # a member costs a look-up in its class each time
 _ROW_LABELS = ("class", "model", "backend")
 _MAX_MODELS = 256
 # Rows shown: 4 classes on 64 backends with 16 models each. Of more the models fold to `other`, so
@@ -53,11 +59,12 @@ class Words:
 class Row:
     """The counters of one (class, model, backend); `tags` is its label set as the page shows it."""
 
-    __slots__ = ("cached", "completion", "outcomes", "predicted", "prompt", "tags")
+    __slots__ = ("cached", "completion", "in_time", "outcomes", "predicted", "prompt", "tags")
 
     def __init__(self, key: tuple[str, str, str]) -> None:
         self.tags = labels(_ROW_LABELS, key)
         self.outcomes: dict[Outcome, int] = {}
+        self.in_time = 0
         self.prompt = 0
         self.completion = 0
         self.predicted = 0
@@ -86,8 +93,22 @@ class KeyRow:
 Names = tuple[str | None, str | None, str | None]
 """A request's class, model and backend, as it came."""
 
-Book = tuple[Row, Histogram, Histogram, Histogram]
+Target = tuple[float, float]
+"""What a class is judged by: seconds to the first token, seconds per further token."""
+
+Book = tuple[Row, Histogram, Histogram, Histogram, Target | None]
 """Where it is counted: row, then the histograms of whole requests, waits and first tokens."""
+
+# Codes of errors that are refusals: shown from zero, so that the first one counts as an increase.
+_REFUSALS = (
+    "rate_limited",
+    "insufficient_quota",
+    "queue_full",
+    "queue_timeout",
+    "no_backend",
+    "overloaded",
+    "draining",
+)
 
 
 class Counters:
@@ -105,9 +126,14 @@ class Counters:
         self.queues: dict[tuple[str, str], Histogram] = {}
         self.attempts = Words(AttemptResult)
         self.admissions = Words(AdmissionResult)
+        self.errors = Words(_REFUSALS)
         self.fallbacks = Words()
         self.reloads = Words(("ok", "failed"))
         self.reloads.start([""])
+        self.handshakes = Words(HandshakeResult)
+        self.certificates, self.admin_refusals = Words(), Words()
+        self.decisions = Histogram(DECISIONS)
+        self.targets: dict[str, Target] = {}
         self._books: dict[Names, Book] = {}
         self._classes: frozenset[str] = frozenset()
         self._models: frozenset[str] = frozenset()
@@ -119,10 +145,12 @@ class Counters:
         models: Iterable[str],
         backends: Iterable[str],
         keys: Iterable[str] = (),
+        targets: Mapping[str, Target] | None = None,
     ) -> None:
         """Take the configured names: series of names that left disappear, the rest go on.
 
-        Of very many models (a fleet's LoRA ids) the first 256 have a label of their own.
+        `targets` are what each class is judged by. Of very many models (a fleet's LoRA ids) the
+        first 256 have a label of their own.
         """
         self._books.clear()
         self.keys = {name: self.keys.get(name) or KeyRow() for name in keys}
@@ -131,6 +159,8 @@ class Counters:
         self._backends = frozenset(backends)
         self.attempts.start(self._backends)
         self.admissions.start(self._classes)
+        self.errors.start((*self._classes, OTHER))
+        self.targets = dict(targets or {})
         self.rows = {key: row for key, row in self.rows.items() if self._known_row(*key)}
         for family in (self.requests, self.ttfts, self.itls, self.queues):
             for key in [key for key in family if not self._known_pair(*key)]:
@@ -161,7 +191,7 @@ class Counters:
         if record.key is not None and (used := self.keys.get(record.key)) is not None:
             used.count(record)
         names = (record.cls, record.model, backend)
-        row, requests, queues, ttfts = self._books.get(names) or self._book(names)
+        row, requests, queues, ttfts, target = self._books.get(names) or self._book(names)
         try:
             row.outcomes[outcome] += 1
         except KeyError:
@@ -172,6 +202,8 @@ class Counters:
         row.completion += record.completion_tokens or 0
         row.predicted += record.predicted_tokens or 0
         row.cached += record.cached_tokens or 0
+        if target is not None and outcome is _OK and in_time(record, target):
+            row.in_time += 1
         requests.observe(record.total_s)
         if record.queue_s:
             queues.observe(record.queue_s)
@@ -192,6 +224,7 @@ class Counters:
             histogram(self.requests, pair, SECONDS),
             histogram(self.queues, pair, SECONDS),
             histogram(self.ttfts, pair, FIRST_TOKENS),
+            self.targets.get(pair[0]),
         )
         if pair == (cls, model) and backend in self._backends:
             self._books[names] = book
@@ -218,6 +251,18 @@ class Counters:
             histogram(family, pair, SECONDS)
         histogram(self.ttfts, pair, FIRST_TOKENS)
         histogram(self.itls, pair, GAPS)
+
+
+def in_time(record: RequestRecord, target: Target) -> bool:
+    """Return whether a good answer kept to `target`.
+
+    One that came whole has no first token to look at: all of it must be there when its last was due.
+    """
+    ttft_s, tpot_s = target
+    tokens, first_s = record.used_completion_tokens, record.ttft_s
+    if first_s is None or not record.stream:
+        return record.total_s <= ttft_s + tpot_s * tokens
+    return first_s <= ttft_s and (tokens < 2 or record.total_s - first_s <= tpot_s * (tokens - 1))
 
 
 def histogram(

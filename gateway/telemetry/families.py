@@ -31,12 +31,14 @@ class Family:
         return f"# HELP {self.name} {self.text}\n# TYPE {self.name} {self.kind}\n"
 
 
+_STATES = {"closed": 0, "trial": 1, "open": 2}
 _PAIR = ("class", "model")
 _ROW = ("class", "model", "backend")
 _BACKEND = ("backend",)
 _CLASS = ("class",)
 _EVENTS = "a backend has `kv_events`"
 _KEYS = "there are `keys`"
+_TLS = "`listen.tls` is set"
 _SHADOW = "`routing.shadow` is set"
 
 
@@ -66,6 +68,11 @@ REQUESTS = Family(
     "gateway_requests_total", "counter", (*_ROW, "outcome"), "Requests by how they ended."
 )
 ROWS = (
+    _row(
+        "gateway_slo_met_requests_total",
+        "Answers inside their class's `slo`: goodput.",
+        lambda r: r.in_time,
+    ),
     _row(
         "gateway_prompt_tokens_total",
         "Prompt tokens of what was sent: the engine's count, else ours.",
@@ -105,9 +112,21 @@ REQUEST_SECONDS = Family(
 TTFT_SECONDS = Family("gateway_ttft_seconds", "histogram", _PAIR, "Received to first content byte.")
 ITL_SECONDS = Family("gateway_itl_seconds", "histogram", _PAIR, "Gap between chunks.")
 QUEUE_SECONDS = Family("gateway_queue_seconds", "histogram", _PAIR, "Wait at the gateway.")
+DECISION_SECONDS = Family(
+    "gateway_decision_seconds",
+    "histogram",
+    (),
+    "Last byte of a request to its backend or its place in the queue: all that routing costs it.",
+)
 
 ADMISSIONS = Family(
     "gateway_admission_total", "counter", ("class", "result"), "What admission said."
+)
+ERRORS = Family(
+    "gateway_errors_total",
+    "counter",
+    ("class", "code"),
+    "Errors the gateway answered with itself, refusals included, by the code clients see.",
 )
 ATTEMPTS = Family(
     "gateway_upstream_attempts_total",
@@ -123,6 +142,27 @@ FALLBACKS = Family(
     "one was",
 )
 RELOADS = Family("gateway_reloads_total", "counter", ("result",), "Configuration reloads.")
+HANDSHAKES = Family(
+    "gateway_tls_handshakes_total",
+    "counter",
+    ("result",),
+    "TLS handshakes of clients by how they ended.",
+    _TLS,
+)
+CERTIFICATES = Family(
+    "gateway_tls_certificate_loads_total",
+    "counter",
+    ("result",),
+    "Changed certificate files, taken or found unusable.",
+    "some changed",
+)
+ADMIN_REFUSALS = Family(
+    "gateway_admin_refusals_total",
+    "counter",
+    ("result",),
+    "Requests to the admin listener without its key.",
+    "there were some",
+)
 
 BACKENDS = (
     _backend("gateway_backend_up", "1 while the backend takes requests.", lambda b: int(b.up)),
@@ -130,6 +170,11 @@ BACKENDS = (
         "gateway_backend_draining",
         "1 while it is sent nothing new because somebody said so.",
         lambda b: int(b.draining),
+    ),
+    _backend(
+        "gateway_backend_breaker_state",
+        "0 closed, 1 half-open (one trial is out), 2 open (none are sent).",
+        lambda b: _STATES.get(b.breaker, 2),
     ),
     _backend("gateway_inflight_requests", "Requests sent and unfinished.", lambda b: b.in_flight),
     _backend(
@@ -204,6 +249,12 @@ BACKENDS = (
         lambda b: b.hit_tokens_reported,
         "counter",
     ),
+    _backend(
+        "gateway_prefill_saved_seconds_total",
+        "Engine seconds that hits saved against computing every prompt whole, at the learnt rate.",
+        lambda b: b.saved_prefill_s,
+        "counter",
+    ),
 )
 FOLLOWED = (
     _followed(
@@ -239,6 +290,12 @@ CLASSES = (
         lambda c: c.waiting_bytes,
     ),
 )
+SLO = Family(
+    "gateway_slo_seconds",
+    "gauge",
+    ("class", "target"),
+    "What a class is judged by: `ttft` to the first token, `tpot` per further token.",
+)
 POOL = Family(
     "gateway_pool_saturation_ratio",
     "gauge",
@@ -258,6 +315,13 @@ COLLECTOR_PAUSE = Family(
     "gauge",
     (),
     "Longest run of Python's cycle collector in the last 15 to 30 s.",
+)
+LOSSES = Family(
+    "gateway_file_dropped_requests_total",
+    "counter",
+    ("file",),
+    "Requests that a file of ours could not take: its disk is full, gone or too slow.",
+    "`usage_log.path` or `record` is set",
 )
 BUILD_INFO = Family("gateway_build_info", "gauge", ("version", "python"), "What is running.")
 
@@ -285,17 +349,24 @@ FAMILIES: tuple[Family, ...] = (
     TTFT_SECONDS,
     ITL_SECONDS,
     QUEUE_SECONDS,
+    DECISION_SECONDS,
     ADMISSIONS,
+    ERRORS,
     ATTEMPTS,
     FALLBACKS,
     RELOADS,
+    HANDSHAKES,
+    CERTIFICATES,
+    ADMIN_REFUSALS,
     *(family for family, _ in BACKENDS),
     *(family for family, _ in FOLLOWED),
     *(family for family, _ in CLASSES),
+    SLO,
     POOL,
     INDEX_BYTES,
     LOOP_LAG,
     COLLECTOR_PAUSE,
+    LOSSES,
     BUILD_INFO,
     SHADOW_DECISIONS,
     SHADOW_SECONDS,

@@ -31,6 +31,9 @@ GAPS = (
 """Bounds for ITL: a decode step takes 5 to 50 ms, and the usual TPOT targets 0.05 and 0.1 s are bounds.
 Below: chunks that came together. Above: stalls behind another request's prefill, a second and more."""
 
+DECISIONS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 1.0)
+"""Bounds for decisions: 0.1 ms for a short chat, 0.5 for 100,000 tokens known; over 0.01 is trouble."""
+
 
 class Histogram:
     """Counts per bucket and their sum. `counts[i]` belongs to `(bounds[i-1], bounds[i]]`."""

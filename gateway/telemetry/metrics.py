@@ -5,14 +5,14 @@ them (`scrape`). Must never see a prompt or a key.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
 
-from gateway.telemetry.counters import OTHER, Counters, histogram
+from gateway.telemetry.counters import OTHER, Counters, Target, histogram
 from gateway.telemetry.histogram import FIRST_TOKENS, GAPS, SECONDS, Histogram, quantiles
 from gateway.telemetry.lag import LagWindow
 from gateway.telemetry.page import Page, Source
@@ -38,7 +38,7 @@ class Telemetry:
     `source` is the dispatcher; `clock` gives monotonic seconds; `log` takes each finished record,
     or is None while request lines are off (it may be replaced at any time, see `logs.Logs`);
     `usage_log` likewise (`usage_log.UsageLog.note`), and `watcher`, which is there only while someone
-    looks at the live page.
+    looks at the live page. `page` is told where else it finds figures.
     """
 
     def __init__(
@@ -56,7 +56,8 @@ class Telemetry:
         self.pauses = LagWindow(clock)
         self._counters = counters = Counters()
         self._attempts, self._admissions = counters.attempts, counters.admissions
-        self._page = Page(
+        self._decisions = counters.decisions
+        self.page = Page(
             self._counters, self.lag, self.pauses, source, clock=clock, version=version
         )
         self._registry = CollectorRegistry()
@@ -69,9 +70,13 @@ class Telemetry:
         models: Iterable[str],
         backends: Iterable[str],
         keys: Iterable[str] = (),
+        targets: Mapping[str, Target] | None = None,
     ) -> None:
-        """Take the configured names: series of names that left disappear, the rest go on."""
-        self._counters.set_labels(classes, models, backends, keys)
+        """Take the configured names: series of names that left disappear, the rest go on.
+
+        `targets` are what each class is judged by (its `slo`); one without has no goodput.
+        """
+        self._counters.set_labels(classes, models, backends, keys, targets)
 
     def itl(self, cls: str | None, model: str | None) -> Histogram:
         """Return the histogram of gaps between chunks: fetch it once per stream."""
@@ -126,9 +131,33 @@ class Telemetry:
         except KeyError:  # not a configured name: those are there from the start
             self._admissions.add(self._counters.cls(cls), result)
 
+    def refused(self, cls: str | None, code: str) -> None:
+        """Count an error the gateway answers with itself; `code` is a `GatewayError`'s."""
+        self._counters.errors.add(self._counters.cls(cls), code)
+
+    def decided(self, seconds: float) -> None:
+        """Note how long a request took from its last byte to its backend or its place in the queue."""
+        self._decisions.observe(seconds)
+
     def reload(self, result: str) -> None:
         """Count a configuration reload: `ok` or `failed`."""
         self._counters.reloads.add("", result)
+
+    def expect_handshakes(self) -> None:
+        """Show every way in which a client's TLS handshake can end, from zero."""
+        self._counters.handshakes.start([""])
+
+    def handshake(self, result: str) -> None:
+        """Count a client's TLS handshake; `result` is a `HandshakeResult`."""
+        self._counters.handshakes.add("", result)
+
+    def certificate(self, result: str) -> None:
+        """Count changed certificate files: `ok` or `failed`."""
+        self._counters.certificates.add("", result)
+
+    def admin_refused(self, result: str) -> None:
+        """Count a request to the admin listener without its key: `missing` or `wrong`."""
+        self._counters.admin_refusals.add("", result)
 
     def loop_lag(self, seconds: float) -> None:
         """Note how late the event loop ran a timer."""
@@ -140,7 +169,7 @@ class Telemetry:
 
     def render(self) -> bytes:
         """Return the Prometheus text page (format 0.0.4), the dispatcher's gauges read now."""
-        return "".join(self._page.pieces()).encode() + self._process()
+        return "".join(self.page.pieces()).encode() + self._process()
 
     async def scrape(self) -> bytes:
         """Return the same, without keeping the loop from its requests for more than about a millisecond.
@@ -149,7 +178,7 @@ class Telemetry:
         """
         pieces = []
         turn_over = perf_counter() + _TURN_S
-        for piece in self._page.pieces():
+        for piece in self.page.pieces():
             pieces.append(piece)
             if perf_counter() >= turn_over:
                 await asyncio.sleep(0)

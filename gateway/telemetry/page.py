@@ -7,7 +7,7 @@ Must never cost a request anything.
 """
 
 import platform
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Protocol
 
@@ -46,7 +46,10 @@ class Source(Protocol):
 
 
 class Page:
-    """Renders what it was handed; `clock` gives monotonic seconds."""
+    """Renders what it was handed; `clock` gives monotonic seconds.
+
+    `losses` returns what each file of the gateway's could not take, for those that are written.
+    """
 
     def __init__(
         self,
@@ -63,6 +66,7 @@ class Page:
         self._pauses = pauses
         self._source = source
         self._clock = clock
+        self.losses: Callable[[], Mapping[str, int]] = dict
         self._info = labels(("version", "python"), (version, platform.python_version()))
 
     def pieces(self) -> Iterator[str]:
@@ -120,16 +124,25 @@ class Page:
             yield family.head
             for pair, histogram in list(found.items()):
                 yield _histogram(family.name, labels(family.labels, pair), histogram)
+        yield f.DECISION_SECONDS.head + _histogram(f.DECISION_SECONDS.name, "", had.decisions)
 
     def _words(self) -> Iterator[str]:
         had = self._counters
         for family, words in (
             (f.ADMISSIONS, had.admissions),
+            (f.ERRORS, had.errors),
             (f.ATTEMPTS, had.attempts),
             (f.FALLBACKS, had.fallbacks),
             (f.RELOADS, had.reloads),
         ):
             yield _words(family, words)
+        for family, words in (
+            (f.HANDSHAKES, had.handshakes),
+            (f.CERTIFICATES, had.certificates),
+            (f.ADMIN_REFUSALS, had.admin_refusals),
+        ):
+            if words.counts:
+                yield _words(family, words)
 
     def _gauges(self) -> Iterator[str]:
         now, source = self._clock(), self._source
@@ -143,11 +156,21 @@ class Page:
         classes = [(labels(("class",), (c.name,)), c) for c in source.classes(now)]
         for family, read_class in f.CLASSES:
             yield _table(family, [(tags, read_class(status)) for tags, status in classes])
+        yield _table(f.SLO, self._targets())
         yield _table(f.POOL, [(labels(("model",), (name,)), full) for name, full in self._pools()])
         yield _table(f.INDEX_BYTES, [("", source.index_bytes)])
         yield _table(f.LOOP_LAG, [("", self._lag.worst_s)])
         yield _table(f.COLLECTOR_PAUSE, [("", self._pauses.worst_s)])
+        if losses := self.losses():
+            yield _table(f.LOSSES, [(labels(("file",), (k,)), n) for k, n in losses.items()])
         yield _table(f.BUILD_INFO, [(self._info, 1)])
+
+    def _targets(self) -> list[tuple[str, float]]:
+        return [
+            (labels(f.SLO.labels, (cls, target)), seconds)
+            for cls, both in self._counters.targets.items()
+            for target, seconds in zip(("ttft", "tpot"), both, strict=True)
+        ]
 
     def _pools(self) -> Iterator[tuple[str, float]]:
         """Yield the models that have a label of their own."""
@@ -198,7 +221,7 @@ def _shadow(tally: Tally) -> str:
 
 
 def _histogram(name: str, tags: str, histogram: Histogram) -> str:
-    open_tags, count = tags[:-1], 0
+    open_tags, count = tags[:-1] + "," if tags else "{", 0
     lines = []
     for le, (_, count) in zip(_les(histogram.bounds), histogram.cumulative(), strict=True):
         lines.append(f"{name}_bucket{open_tags}{le}{count}\n")
@@ -209,4 +232,4 @@ def _histogram(name: str, tags: str, histogram: Histogram) -> str:
 @lru_cache(maxsize=8)
 def _les(bounds: tuple[float, ...]) -> tuple[str, ...]:
     """Return the `le` label of each bucket, to the end of the label set."""
-    return (*(f',le="{number(bound)}"}} ' for bound in bounds), ',le="+Inf"} ')
+    return (*(f'le="{number(bound)}"}} ' for bound in bounds), 'le="+Inf"} ')

@@ -16,11 +16,23 @@ class AttemptResult(StrEnum):
     STATUS_4XX = "4xx"
     STATUS_5XX = "5xx"
     CONNECT_FAILED = "connect_failed"
+    TLS_FAILED = "tls_failed"
     RESET = "reset"
     TIMEOUT = "timeout"
     ABORTED = "aborted"
 
     __hash__ = str.__hash__  # Enum's own is Python code
+
+
+@unique
+class HandshakeResult(StrEnum):
+    """How a client's TLS handshake ended (`gateway_tls_handshakes_total`)."""
+
+    OK = "ok"
+    PLAINTEXT = "plaintext"  # it spoke plain HTTP
+    CLIENT_CERTIFICATE = "client_certificate"  # it showed none, or none we accept
+    REFUSED_BY_CLIENT = "refused_by_client"  # it does not like our certificate
+    FAILED = "failed"
 
 
 @unique

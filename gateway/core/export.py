@@ -7,7 +7,7 @@ told before, by its hash: equal hashes prove equal prompts, whatever became of t
 Must never change a book.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import astuple
 from typing import Final
 
@@ -16,7 +16,7 @@ import msgspec
 from gateway.core.fleet import Fleet, is_identified
 from gateway.core.learn import OutputLengths
 from gateway.core.ledger import Account
-from gateway.core.runs import NOBODY, Share, Visit
+from gateway.core.runs import FAN_PARTS, NOBODY, Share, Visit
 from gateway.core.saved import (
     Learnt,
     Piece,
@@ -26,26 +26,25 @@ from gateway.core.saved import (
     SavedModel,
     SavedVisit,
     Visits,
+    Way,
 )
 
 # A slice is over after so many nodes or blocks: under 2 ms of either.
-SLICE_NODES: Final = 1_000
-SLICE_BLOCKS: Final = 200_000
+SLICE_NODES: Final = 500
+SLICE_BLOCKS: Final = 100_000
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def export(
-    fleet: Fleet, outputs: OutputLengths, ways: Mapping[str, str], now: float
-) -> Iterator[bytes]:
+def export(fleet: Fleet, outputs: OutputLengths, way: Way, now: float) -> Iterator[bytes]:
     """Yield the pieces, each in a step that takes a millisecond or two.
 
-    `ways` says how each model's prompts are chained (`core/restore.py` compares it).
+    `way` says how a model's prompts are chained (`core/restore.py` compares it).
     """
     rows = [row for row in fleet.by_name.values() if is_identified(row.snapshot)]
     shares = [(row, fleet.trie.share(row.slot)) for row in rows]
-    yield _piece(_learnt(fleet, outputs, ways, now))
-    told: set[int] = set()
+    yield _piece(_learnt(fleet, outputs, way, now))
+    told = Told()
     for row, share in shares:
         if share is not None:
             for visits in _slices(share, told):
@@ -54,11 +53,27 @@ def export(
                     break  # it was dropped meanwhile: what it held is void
 
 
+class Told:
+    """The hashes that paths may go on from; cut up, as a set that grows copies itself."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self) -> None:
+        self._parts: list[set[int]] = [set() for _ in range(FAN_PARTS)]
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._parts[key % FAN_PARTS]
+
+    def add(self, key: int) -> None:
+        """Note a hash."""
+        self._parts[key % FAN_PARTS].add(key)
+
+
 def _piece(piece: Piece) -> bytes:
     return _encode(piece)
 
 
-def _slices(share: Share, told: set[int]) -> Iterator[list[SavedVisit]]:
+def _slices(share: Share, told: Told) -> Iterator[list[SavedVisit]]:
     visits: list[SavedVisit] = []
     nodes = blocks = 0
     for visit in walk(share):
@@ -87,7 +102,7 @@ def walk(share: Share) -> Iterator[Visit]:
         yield visit
 
 
-def _saved(visit: Visit, told: set[int]) -> tuple[SavedVisit, int]:
+def _saved(visit: Visit, told: Told) -> tuple[SavedVisit, int]:
     """Return a visit with its chain from the last anchor on, and how many nodes that took."""
     runs = []
     shared = []  # whether other paths may go on from each run
@@ -113,13 +128,13 @@ def _saved(visit: Visit, told: set[int]) -> tuple[SavedVisit, int]:
     return (visit.at, anchor, blocks, marks), len(runs) + 1
 
 
-def _learnt(fleet: Fleet, outputs: OutputLengths, ways: Mapping[str, str], now: float) -> Learnt:
+def _learnt(fleet: Fleet, outputs: OutputLengths, way: Way, now: float) -> Learnt:
     serves: dict[str, dict[str, str]] = {}
     models = []
     for name, pool in fleet.pools.items():
         models.append(SavedModel(name, pool.hit_tokens, pool.prompt_tokens, outputs.of_model(name)))
         for row in pool.rows:
-            serves.setdefault(row.name, {})[name] = ways.get(name, "")
+            serves.setdefault(row.name, {})[name] = way(name)
     backends = [_backend(row, serves.get(row.name, {})) for row in fleet.by_name.values()]
     return Learnt(now, backends, models)
 

@@ -7,7 +7,7 @@ something is. Must never leave a
 backend idle while a request it could serve waits.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from operator import itemgetter
 from random import Random
@@ -22,6 +22,7 @@ from gateway.core.key_limits import KeyBooks, Standing
 from gateway.core.ledger import Account, LedgerError
 from gateway.core.pool import Pool
 from gateway.core.restore import Restoration, Saved
+from gateway.core.saved import Way
 from gateway.core.settings import CoreSettings
 from gateway.core.types import (
     BackendId,
@@ -157,13 +158,13 @@ class QueuedDispatcher(Dispatcher):
 
     # -- over a restart ---------------------------------------------------------------------
 
-    def export(self, ways: Mapping[str, str], now: float) -> Iterator[bytes]:
+    def export(self, way: Way, now: float) -> Iterator[bytes]:
         """Yield what the next process may know, in slices (`core/export.py`)."""
-        return export(self._fleet, self._outputs, ways, now)
+        return export(self._fleet, self._outputs, way, now)
 
-    def restoration(self, saved: Saved, ways: Mapping[str, str], shift: float) -> Restoration:
+    def restoration(self, saved: Saved, way: Way, shift: float) -> Restoration:
         """Return what takes in what `export` yielded in an earlier process."""
-        return Restoration(saved, self._fleet, self._outputs, ways, shift)
+        return Restoration(saved, self._fleet, self._outputs, way, shift)
 
     # -- the queue --------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ an engine that does not say which process it is, nor wait for one.
 """
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import astuple
 from typing import Final
 
@@ -17,7 +17,7 @@ from gateway.core.engine_model import restore_scales
 from gateway.core.fleet import Fleet, is_identified, restarted
 from gateway.core.learn import OutputLengths
 from gateway.core.ledger import STALE, Account
-from gateway.core.saved import Learnt, Piece, Ratios, SavedBackend, SavedVisit, Visits
+from gateway.core.saved import Learnt, Piece, Ratios, SavedBackend, SavedVisit, Visits, Way
 from gateway.core.types import Snapshot
 
 SLICE_BLOCKS: Final = 20_000  # of one step of `Restoration.step`: under 3 ms
@@ -97,7 +97,7 @@ class Restoration:
         saved: Saved,
         fleet: Fleet,
         outputs: OutputLengths,
-        ways: Mapping[str, str],
+        way: Way,
         shift: float,
     ) -> None:
         self.blocks = 0
@@ -105,7 +105,7 @@ class Restoration:
         self.dropped: list[str] = []
         self._saved = saved
         self._fleet = fleet
-        self._ways = ways
+        self._way = way
         self._shift = shift
         self._doing: Iterator[None] | None = None
         self._learn_models(outputs)
@@ -166,7 +166,7 @@ class Restoration:
         ):
             return False
         both = row.serves & backend.serves.keys()  # adapters come and go beside a model
-        return bool(both) and all(self._ways.get(n, "") == backend.serves[n] for n in both)
+        return bool(both) and all(self._way(n) == backend.serves[n] for n in both)
 
     def _restore(self, row: Account, backend: SavedBackend) -> Iterator[None]:
         self._learn(row, backend)

@@ -4,11 +4,15 @@ Hashes, names from the configuration and numbers only: no field may ever hold a 
 a client. A change of any shape or meaning here is a change of `VERSION`.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
 VERSION: Final = 1
+
+Way = Callable[[str], str]
+"""How a model's prompts are chained, by its name: hashes of another way mean nothing."""
 
 
 class SavedEngine(msgspec.Struct, frozen=True, array_like=True):

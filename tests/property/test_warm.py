@@ -21,7 +21,7 @@ from tests.core_kit import settings as core_settings
 from tests.property.trie_oracle import check_structure
 
 NAMES = ("b0", "b1", "b2")
-WAYS = {"m": "bytes 256"}
+WAY = "bytes 256"
 Op = tuple[int, str, bool]
 
 words = st.text("ab", min_size=1, max_size=14)
@@ -67,12 +67,12 @@ class World:
         return {name: found.get(self.fleet.by_name[name].slot, 0) for name in NAMES}
 
     def pieces(self) -> Iterator[bytes]:
-        return export(self.fleet, OutputLengths(), WAYS, self.now)
+        return export(self.fleet, OutputLengths(), lambda _: WAY, self.now)
 
 
 def reread(pieces: list[bytes], capacity: int = 1000) -> World:
     world = World(capacity)
-    restoration = Restoration(Saved(pieces), world.fleet, OutputLengths(), WAYS, -1000.0)
+    restoration = Restoration(Saved(pieces), world.fleet, OutputLengths(), lambda _: WAY, -1000.0)
     while restoration.step():
         pass
     assert sorted(restoration.restored) == list(NAMES)
@@ -156,7 +156,9 @@ def test_what_was_used_since_the_start_stays_and_is_younger(
     for op in live:
         new.do(op, forget=False)
     alone = {word: new.depths(word) for _, word, _ in before + live}
-    restoration = Restoration(Saved(list(old.pieces())), new.fleet, OutputLengths(), WAYS, -1000.0)
+    restoration = Restoration(
+        Saved(list(old.pieces())), new.fleet, OutputLengths(), lambda _: WAY, -1000.0
+    )
     while restoration.step():
         pass
     check_structure(new.fleet.trie)
@@ -186,6 +188,6 @@ def test_no_bytes_raise_anything_but_a_fault(cut: int, at: int, byte: int) -> No
         saved = Saved(spoilt)
     except gateway.core.restore.SavedFault:
         return
-    restoration = Restoration(saved, World().fleet, OutputLengths(), WAYS, 0.0)
+    restoration = Restoration(saved, World().fleet, OutputLengths(), lambda _: WAY, 0.0)
     while restoration.step():
         pass

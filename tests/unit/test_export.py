@@ -23,7 +23,7 @@ def test_no_slice_is_more_than_its_share_of_work() -> None:
     made = fleet()
     for number in range(5000):
         made.trie.insert(made.by_name["a"].slot, chain((f"{number}", 640)).hashes, float(number))
-    pieces = list(export(made, OutputLengths(), {}, 0.0))
+    pieces = list(export(made, OutputLengths(), str, 0.0))
     sizes = [len(Saved([pieces[0], piece]).visits["a"]) for piece in pieces[1:]]
     assert sum(sizes) == 5000
     assert max(sizes) <= module.SLICE_NODES
@@ -35,7 +35,7 @@ def test_what_many_prompts_begin_with_is_written_once() -> None:
         for number in range(100):
             prompt = chain(("system", 64_000), (f"{number}", 64))
             made.trie.insert(row.slot, prompt.hashes, float(number))
-    pieces = list(export(made, OutputLengths(), {}, 0.0))
+    pieces = list(export(made, OutputLengths(), str, 0.0))
     visits = [visit for held in Saved(pieces).visits.values() for visit in held]
     assert len(visits) == 200
     assert sum(len(blocks) // 8 for _, _, blocks, _ in visits) < 1500

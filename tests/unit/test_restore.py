@@ -1,6 +1,5 @@
 """Which backend's part of a saved state is believed, and what of it."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from random import Random
 
@@ -15,7 +14,7 @@ from gateway.core.settings import EngineProfile
 from gateway.core.types import Snapshot
 from tests.core_kit import chain, settings
 
-WAYS = {"m": "bytes 256"}
+WAY = "bytes 256"
 PROMPT = chain(("p", 640)).hashes
 
 
@@ -43,13 +42,11 @@ def taught(**told: float) -> Fleet:
 
 
 def saved(made: Fleet, outputs: OutputLengths | None = None) -> Saved:
-    return Saved(list(export(made, outputs or OutputLengths(), WAYS, 20.0)))
+    return Saved(list(export(made, outputs or OutputLengths(), lambda _: WAY, 20.0)))
 
 
-def restore(
-    made: Fleet, what: Saved, ways: Mapping[str, str] = WAYS, shift: float = -15.0
-) -> Restoration:
-    restoration = Restoration(what, made, OutputLengths(), ways, shift)
+def restore(made: Fleet, what: Saved, way: str = WAY, shift: float = -15.0) -> Restoration:
+    restoration = Restoration(what, made, OutputLengths(), lambda _: way, shift)
     while restoration.step():
         pass
     return restoration
@@ -111,7 +108,7 @@ def test_what_does_not_say_who_it_is_is_neither_written_nor_believed() -> None:
 def test_prompts_that_are_chained_in_another_way_now_are_dropped() -> None:
     new = fleet()
     see(new)
-    assert restore(new, saved(taught()), {"m": "tokens 16"}).dropped == ["a"]
+    assert restore(new, saved(taught()), "tokens 16").dropped == ["a"]
 
 
 def test_speeds_learnt_against_other_priors_are_dropped_and_the_prefixes_kept() -> None:
@@ -134,7 +131,7 @@ def test_answer_lengths_and_hits_of_models_come_back() -> None:
         outputs.learn("m", "chat", 40)
     old, new, learnt = taught(), fleet(), OutputLengths()
     old.pools["m"].note_hit(50, 100)
-    Restoration(saved(old, outputs), new, learnt, WAYS, 0.0)
+    Restoration(saved(old, outputs), new, learnt, lambda _: WAY, 0.0)
     assert learnt.expected("m", "chat", None) == outputs.expected("m", "chat", None) != 250
     assert new.pools["m"].hit_share == 0.5
 
@@ -145,7 +142,7 @@ def test_a_backend_dropped_while_it_is_written_down_is_over() -> None:
     for number in range(3000):
         made.trie.set_capacity(row.slot, 100_000)
         made.trie.insert(row.slot, chain((f"{number}", 640)).hashes, 11.0)
-    pieces = export(made, OutputLengths(), WAYS, 20.0)
+    pieces = export(made, OutputLengths(), lambda _: WAY, 20.0)
     kept = [next(pieces), next(pieces)]
     made.forget(row)
     kept += pieces
@@ -171,9 +168,9 @@ def test_no_text_a_key_or_a_client_is_ever_written() -> None:
         return set()
 
     found: set[str] = set()
-    for piece in export(taught(), OutputLengths(), WAYS, 20.0):
+    for piece in export(taught(), OutputLengths(), lambda _: WAY, 20.0):
         found |= strings(msgspec.msgpack.decode(piece))
     assert found <= {
         *("type", "learnt", "visits", "backend", "backends", "models", "at", "a", "b", "m"),
-        *WAYS.values(),
+        WAY,
     }

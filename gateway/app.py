@@ -111,9 +111,11 @@ class App:
             self._catalog,
             pace=pace_of(config),
             on_models=self._on_models,
+            heard=self.handler.heard,
             rng=self._rng,
             clock=self._clock,
         )
+        self.dispatcher.tell_breakers(self._watch.breaker_changed)
         self._following = Following(self.dispatcher, self._salt, self._clock)
         self._following.apply(config, self._tokenizers.prompters(config))
         self._publish(config, settings)

@@ -38,4 +38,11 @@ def needs_restart(old: Config, new: Config) -> tuple[str, ...]:
 
 def pace_of(config: Config) -> Pace:
     """Return how often and how patiently backends are asked."""
-    return Pace(interval_s=config.poll.interval_s, timeout_s=config.poll.timeout_s)
+    poll, health = config.poll, config.health
+    return Pace(
+        interval_s=poll.interval_s,
+        timeout_s=poll.timeout_s,
+        probe_s=health.interval_s,
+        probe_down_s=health.interval_s / 2,
+        probe_timeout_s=health.timeout_s,
+    )

@@ -61,6 +61,7 @@ def core_settings(config: Config, served: Mapping[str, tuple[str, ...]]) -> Core
         keys=tuple(_key(key) for key in config.keys),
         index_bytes=config.index.max_mib * _MIB,
         stale_after_s=_STALE_INTERVALS * config.poll.interval_s,
+        warm_up_s=config.health.warm_up_s,
         block_bytes=config.index.block_bytes,
     )
 

@@ -31,6 +31,7 @@ __all__ = [
     "Config",
     "CorsConfig",
     "Engine",
+    "HealthConfig",
     "IndexConfig",
     "KeyConfig",
     "LimitsConfig",
@@ -158,6 +159,36 @@ class PollConfig(_Section, frozen=True):
     timeout_s: Annotated[float, Key("Longest one read may take.", unit="s", ge=0.01, le=60)] = 1.0
 
 
+class HealthConfig(_Section, frozen=True):
+    """Asking the backends whether they serve, and letting in those that begin to."""
+
+    interval_s: Annotated[
+        float,
+        Key(
+            "Pause between two probes of one backend; half of it while it is down.",
+            unit="s",
+            ge=0.05,
+            le=60,
+        ),
+    ] = 1.0
+    timeout_s: Annotated[
+        float,
+        Key(
+            "Longest a probe may take; three in a row that fail are down.", unit="s", ge=0.05, le=60
+        ),
+    ] = 2.0
+    warm_up_s: Annotated[
+        float,
+        Key(
+            "A backend that comes up gets 8 requests at once, growing to what the others have over "
+            "this time. 0 = all at once.",
+            unit="s",
+            ge=0,
+            le=3_600,
+        ),
+    ] = 10.0
+
+
 class IndexConfig(_Section, frozen=True):
     """The index of prompt prefixes believed cached on each backend."""
 
@@ -282,6 +313,7 @@ class Config(_Section, frozen=True):
     keys: Annotated[list[KeyConfig], Key("API keys. None given = open to everyone.")] = []
     queue: Annotated[QueueConfig, Key("Requests held at the gateway.")] = QueueConfig()
     poll: Annotated[PollConfig, Key("Reading the backends' metrics.")] = PollConfig()
+    health: Annotated[HealthConfig, Key("Whether backends serve.")] = HealthConfig()
     index: Annotated[IndexConfig, Key("Index of cached prefixes.")] = IndexConfig()
     limits: Annotated[LimitsConfig, Key("What is accepted.")] = LimitsConfig()
     timeouts: Annotated[TimeoutsConfig, Key("Deadlines.")] = TimeoutsConfig()

@@ -61,10 +61,8 @@ class Chooser:
         demand.cursor = pool.cursor
         fresh = pool.epoch == fleet.epoch and now < pool.until
         rows: Sequence[Account] = pool.candidates if fresh else pool.eligible(now, fleet.epoch)
-        if tried:
-            rows = [row for row in rows if row.slot not in tried]
-        elif len(rows) > SHORTLIST_ABOVE:
-            rows = self._fewer(rows, pool, held)
+        if tried or pool.warming or len(rows) > SHORTLIST_ABOVE:
+            rows = self._fewer(rows, pool, held, tried)
         self.rows = rows
         self.known = None
         if not rows:
@@ -96,14 +94,20 @@ class Chooser:
             self.reason = explain.reason_for(rows, winner)
         return winner
 
-    def _fewer(self, rows: Sequence[Account], pool: Pool, held: Held) -> Sequence[Account]:
-        """Return the candidates of a big pool that need a look."""
+    def _fewer(
+        self, rows: Sequence[Account], pool: Pool, held: Held, tried: Sequence[BackendId]
+    ) -> Sequence[Account]:
+        """Return the candidates that need a look: untried, of a big pool some, none that is full."""
         policy, demand = self.policy, self._demand
-        if policy.shortlist:
-            return pool.shortlist(held, self._fleet.by_slot, demand.now)
-        if policy.narrow is not None:
-            return policy.narrow(rows, held, demand, self._rng)
-        return rows
+        if tried:
+            rows = [row for row in rows if row.slot not in tried]
+        elif len(rows) <= SHORTLIST_ABOVE:
+            pass
+        elif policy.shortlist:
+            rows = pool.shortlist(held, self._fleet.by_slot, demand.now)
+        elif policy.narrow is not None:
+            rows = policy.narrow(rows, held, demand, self._rng)
+        return _spare(rows, pool, demand.now, tried) if pool.warming else rows
 
     def price(
         self, rows: Sequence[Account], pool: Pool, query: Query, slo: Slo, now: float
@@ -138,7 +142,10 @@ class Chooser:
     ) -> Account | None:
         """Choose for a request that no cache and no prefill price says anything about."""
         eligible = pool.eligible(now, self._fleet.epoch)
-        self.rows = rows = [row for row in eligible if row.slot not in tried]
+        rows: Sequence[Account] = [row for row in eligible if row.slot not in tried]
+        if pool.warming:
+            rows = _spare(rows, pool, now, tried)
+        self.rows = rows
         self.known = None
         self.used = POLICIES["least_requests"]
         if not rows:
@@ -151,3 +158,16 @@ class Chooser:
         winner = self.used.choose(rows, (), self._demand, self._rng)
         self.measure(rows, query, now)
         return winner
+
+
+def _spare(
+    rows: Sequence[Account], pool: Pool, now: float, tried: Sequence[BackendId]
+) -> Sequence[Account]:
+    """Leave out the backends that are being let in and have enough for now, if others are left."""
+    full = pool.full(now)
+    if not full:
+        return rows
+    left = [row for row in rows if row not in full]
+    if not left:  # a shortlist, by load, may hold nothing else
+        left = [row for row in pool.candidates if row not in full and row.slot not in tried]
+    return left or rows

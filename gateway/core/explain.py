@@ -89,6 +89,8 @@ def why_not(row: Account, now: float) -> str:
         return "draining"
     if not row.breaker.allows(now):
         return f"breaker {row.breaker.state.value}"
+    if row.warm_from is not None:
+        return "warming up: it has enough for now"
     return "the policy looked at better ones only"
 
 

@@ -4,10 +4,13 @@ Live requests survive every change: a removed backend keeps its books, out of si
 request ended, and only then is its slot free. Must never choose a backend or touch a bucket.
 """
 
+from collections.abc import Callable
+from functools import partial
 from random import Random
 
+from gateway.core import warm
 from gateway.core.belief import claim_of, learn_cache
-from gateway.core.breaker import Breaker
+from gateway.core.breaker import Breaker, State
 from gateway.core.counted import learn_counters
 from gateway.core.engine_model import EngineModel
 from gateway.core.exactness import Exactness
@@ -30,6 +33,10 @@ _LEAST_TARGET_S = 0.01
 _SAME_START_S = 1.0
 
 
+OnBreaker = Callable[[str, State, str], None]
+"""Takes a backend, its breaker's new state, and why."""
+
+
 class Fleet:
     """Accounts by name and slot, pools by model. `epoch` grows with every change of eligibility."""
 
@@ -45,7 +52,10 @@ class Fleet:
         self.pools: dict[str, Pool] = {}
         self.names: dict[str, str] = {}
         self.fresh_until = float("inf")
+        self.on_breaker: OnBreaker | None = None
         self.apply(settings)
+        for row in self.by_name.values():
+            row.warm_from = None  # nothing is known of how long they run
 
     def apply(self, settings: CoreSettings) -> None:
         """Take new settings; ValueError, and nothing changed, when they contradict themselves."""
@@ -83,6 +93,7 @@ class Fleet:
             row.up = up
             if up:
                 row.breaker.reset()
+                warm.begin(row)
                 if not is_identified(row.snapshot):
                     self.forget(row)
             self.epoch += 1
@@ -100,6 +111,8 @@ class Fleet:
         """Correct the books by what the engine reports: others' load, capacity, a restart."""
         if restarted(row.snapshot, snapshot):
             self.forget(row)
+            warm.begin(row)
+            self.epoch += 1
         row.snapshot = snapshot
         row.kv_utilization = snapshot.kv_utilization
         capacity = snapshot.kv_capacity_tokens
@@ -180,6 +193,20 @@ class Fleet:
         if row.retired and not row.in_flight:
             self.by_slot.pop(row.slot, None)
 
+    def spares(self, row: Account, now: float) -> bool:
+        """Return whether a backend that is being let in has enough for now."""
+        for pool in self.pools.values():
+            pool.eligible(now, self.epoch)
+            if row in pool.warming and row in pool.full(now):
+                return True
+        return False
+
+    def _breaker_told(self, row: Account, state: State, why: str) -> None:
+        if state is State.CLOSED:
+            warm.begin(row)
+        if self.on_breaker is not None:
+            self.on_breaker(row.name, state, why)
+
     def _account(self, name: str) -> Account | None:
         """Return the account of that name, retired ones included."""
         row = self.by_name.get(name)
@@ -190,7 +217,9 @@ class Fleet:
     def _add(self, spec: BackendSpec) -> None:
         slot = next(s for s in range(MAX_SLOTS) if s not in self.by_slot)
         row = Account(BackendId(slot), spec.name, EngineModel(spec.profile), Breaker(self._rng))
+        row.breaker.tell = partial(self._breaker_told, row)
         self.by_slot[slot] = row
+        warm.begin(row)
         self._index(row)
 
     def _revive(self, spec: BackendSpec) -> Account:
@@ -206,7 +235,8 @@ class Fleet:
             row.retired = False
             row.up = True
             row.draining = False
-            row.breaker.reset()
+            row.breaker.reset("it is configured again")
+            warm.begin(row)
             self._index(row)
         return row
 
@@ -228,7 +258,7 @@ class Fleet:
         self.pools = {}
         self.names = {}
         for model in settings.models:
-            pool = Pool(model, [self.by_name[name] for name in model.backends])
+            pool = Pool(model, [self.by_name[name] for name in model.backends], settings.warm_up_s)
             if model.name in old:
                 pool.inherit(old[model.name])
             self.pools[model.name] = pool

@@ -276,6 +276,8 @@ class Queue:
         """Return the waiting request of another line that gains most by starting on `row`."""
         if row.owed_s + row.other_owed_s >= self._spec.steal_s or not rules.open(row):
             return None
+        if row.warm_from is not None and self._fleet.spares(row, now):
+            return None
         best, most = None, 0.0
         looks = _STEAL_LOOKS
         for line_slot, line in self._longest_first():

@@ -107,6 +107,7 @@ class Account:
         "uncached_tokens",
         "unprefilled",
         "up",
+        "warm_from",
     )
 
     def __init__(self, slot: BackendId, name: str, engine: EngineModel, breaker: Breaker) -> None:
@@ -119,6 +120,7 @@ class Account:
         self.up = True
         self.draining = False
         self.retired = False
+        self.warm_from: float | None = None  # when it began to be let in (core/warm.py)
         self.serves: frozenset[str] = frozenset()
         # what our own live requests hold
         self.live: dict[int, Ticket] = {}

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from random import Random
 
+from gateway.core import warm
 from gateway.core.belief import trust
 from gateway.core.cost import Demand, Held, refresh
 from gateway.core.engine_model import calibrate
@@ -32,8 +33,8 @@ _by_load = attrgetter("load")
 class Pool:
     """One model's backends, in configured order.
 
-    `candidates` are the eligible ones while `epoch` is the fleet's and `until` is not reached;
-    `eligible` makes it so.
+    `candidates` are the eligible ones while `epoch` is the fleet's and `until` is not reached, and
+    `warming` those of them that are only being let in; `eligible` makes it so.
     """
 
     __slots__ = (
@@ -51,9 +52,11 @@ class Pool:
         "since_calibration",
         "spec",
         "until",
+        "warm_up_s",
+        "warming",
     )
 
-    def __init__(self, spec: ModelSpec, rows: Sequence[Account]) -> None:
+    def __init__(self, spec: ModelSpec, rows: Sequence[Account], warm_up_s: float = 0.0) -> None:
         self.spec = spec
         self.rows = list(rows)
         self.cursor = 0
@@ -62,7 +65,9 @@ class Pool:
         self.since_calibration = 0
         self.samples = 0
         self.hot = HotPrefixes()
+        self.warm_up_s = warm_up_s
         self.candidates: list[Account] = []
+        self.warming: list[Account] = []
         self.epoch = -1
         self.until = 0.0
         self._ordered: list[Account] = []
@@ -116,9 +121,14 @@ class Pool:
             self._ordered = list(self.candidates)
             self._allowed = frozenset(self.candidates)
             waiting = [row.breaker.retry_at for row in usable if row.breaker.retry_at > now]
-            self.until = min(waiting, default=float("inf"))
+            self.warming = warm.enter(self.candidates, now, self.warm_up_s)
+            self.until = min([*waiting, warm.ends(self.warming, self.warm_up_s)])
             self.epoch = epoch
         return self.candidates
+
+    def full(self, now: float) -> list[Account]:
+        """Return who of `warming` should get nothing more for now."""
+        return warm.full(self.candidates, self.warming, now, self.warm_up_s)
 
     def ring(self, virtual_nodes: int) -> Ring:
         """Return the hash ring of all backends, eligible or not; made when first asked for."""

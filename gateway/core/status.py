@@ -36,7 +36,9 @@ def backend_status(
         prefix_trust_ratio=trust(row, now),
         prefix_error_ratio=row.belief.error_ratio,
         saved_prefill_s=row.saved_s,
-        breaker=row.breaker.state.value,
+        breaker=row.breaker.shown(now),
+        breaker_opens=row.breaker.opens,
+        warming=row.warm_from is not None,
     )
 
 

@@ -318,7 +318,8 @@ class BackendStatus:
     cache the engine claims, learnt; `prefix_trust_ratio` scales indexed hits, and
     `prefix_error_ratio` is how far recent predictions were off in sum (None = no hits yet).
     `saturation`: 1 = the next request waits (`core/saturation.py`); `waiting` requests are held for
-    it; `owed_limit_s` is W now, and why; `breaker` is closed, open or trial (`core/breaker.py`).
+    it; `owed_limit_s` is W now, and why; `breaker` is closed, half_open or open (`core/breaker.py`), and
+    `warming` = it came up a few seconds ago and gets requests little by little (`core/warm.py`).
     `saved_prefill_s`: what hits saved against computing every prompt whole, believed hits where the
     engine reports none.
     """
@@ -349,6 +350,8 @@ class BackendStatus:
     owed_limit_reason: str = ""
     breaker: str = "closed"
     saved_prefill_s: float = 0.0
+    breaker_opens: int = 0
+    warming: bool = False
 
 
 @dataclass(slots=True, frozen=True)

@@ -14,7 +14,7 @@ from gateway.core import explain, status
 from gateway.core.chooser import Chooser
 from gateway.core.classes import Classes
 from gateway.core.classify import Features
-from gateway.core.fleet import Fleet
+from gateway.core.fleet import Fleet, OnBreaker
 from gateway.core.key_limits import Keys
 from gateway.core.learn import OutputLengths
 from gateway.core.ledger import STALE, Account, SilentPrefills
@@ -102,6 +102,10 @@ class Views:
             return None
         shared = gcd(*sizes)
         return shared if shared >= _LEAST_BLOCK else min(sizes)
+
+    def tell_breakers(self, tell: OnBreaker) -> None:
+        """Call `tell` with each change of a backend's breaker, inside the change."""
+        self._fleet.on_breaker = tell
 
     # -- looking in -------------------------------------------------------------------------
 

@@ -103,6 +103,11 @@ class Endings:
         self._finish(Outcome.CLIENT_CLOSED, sent=sent)
 
     @property
+    def heard_at(self) -> float:
+        """When a part of the answer last came, 0 if none did."""
+        return 0.0 if self._relay is None else self._relay.last_at
+
+    @property
     def _parked(self) -> bool:
         """Whether it waits at the gateway for a backend."""
         return self.ticket is not None and self.ticket.held

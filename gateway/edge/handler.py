@@ -227,6 +227,13 @@ class Handler:
         """Return how this model's prompts are counted and hashed."""
         return self.prompters.get(model, self._default_prompter)
 
+    def heard(self, backend: str, since: float) -> bool:
+        """Return whether any of an answer came from a backend after `since`."""
+        return any(
+            exchange.heard_at > since and exchange.record.backend == backend
+            for exchange in self.live
+        )
+
     def drain(self) -> None:
         """Begin nothing new."""
         self.draining = True

@@ -24,6 +24,7 @@ _log = logging.getLogger("radixgate.watch")
 _MAX_METRICS_BYTES = 8 * 1024 * 1024  # vLLM 0.32 loaded: 79 KB; 5,000 series: 0.4 MB
 _MAX_MODELS_BYTES = 4 * 1024 * 1024
 _MAX_HEALTH_BYTES = 64 * 1024
+_HEARD_S = 5.0  # a token comes every 0.1 s; between those of a stalled batch lie seconds
 _STRIKES = 3  # an API server that tokenises a huge prompt may miss a probe; three in a row is down
 _NOT_OFFERED_S = 5.0  # how soon to ask again for a metrics page that is not there
 _DOWN_METRICS_S = 1.0
@@ -51,13 +52,18 @@ class Pace:
     models_s: float = 5.0
 
 
+def _nothing_heard(_backend: str, _since: float) -> bool:
+    return False
+
+
 @dataclass(slots=True, frozen=True)
 class Listener:
-    """Where reports go."""
+    """Where reports go, and who says whether a backend sent any of an answer since a time."""
 
     sink: Sink
     catalog: Catalog
     on_models: Callable[[Mapping[str, tuple[str, ...]]], None]
+    heard: Callable[[str, float], bool] = _nothing_heard
 
 
 @unique
@@ -103,7 +109,7 @@ class Member:
         self.name = name
         self.pace = pace
         self.probed = asyncio.Event()
-        self._refused = asyncio.Event()
+        self._wanted = asyncio.Event()  # a probe, at once
         self._engine = engine
         self._metrics = MetricsPath()
         self._link = Link(url, api_key, clock)
@@ -114,6 +120,7 @@ class Member:
         self._muted = False
         self._up: bool | None = None
         self._strikes = 0
+        self._excused = False
         self._models_due = 0.0
         self._metrics_ok = True
 
@@ -123,6 +130,10 @@ class Member:
             tasks.spawn(self._watch_health(), name=f"watch-health:{self.name}"),
             tasks.spawn(self._watch_metrics(), name=f"watch-metrics:{self.name}"),
         ]
+
+    def probe_soon(self) -> None:
+        """Bring the next probe forward: something else says that the backend fails."""
+        self._wanted.set()
 
     def mute(self) -> None:
         """Report nothing from now on: the dispatcher no longer knows this backend."""
@@ -149,11 +160,11 @@ class Member:
             await self._sleep(await self._scrape())
 
     async def _rest(self, seconds: float) -> None:
-        """Wait as `_sleep` does, or until the other loop found nothing listening."""
+        """Wait as `_sleep` does, or until a probe is wanted."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds * self._rng.uniform(0.9, 1.1)):
-                await self._refused.wait()
-        self._refused.clear()
+                await self._wanted.wait()
+        self._wanted.clear()
 
     async def _sleep(self, seconds: float) -> None:
         """Wait about `seconds`: jitter keeps many watchers from asking in step."""
@@ -179,9 +190,20 @@ class Member:
         """Return whether the backend counts as up; doubt keeps what was known, for a while."""
         if verdict is not Verdict.DOUBTFUL:
             self._strikes = 0
+            self._excused = False
             return verdict is Verdict.UP
         self._strikes += 1
-        return self._up is True and self._strikes < _STRIKES
+        if self._up is not True or self._strikes < _STRIKES:
+            return self._up is True
+        return self._is_busy()
+
+    def _is_busy(self) -> bool:
+        """Return whether the backend sends tokens: it serves, whatever its health route does."""
+        busy = self._listener.heard(self.name, self._clock() - _HEARD_S)
+        if busy and not self._excused:
+            _log.warning("backend %s answers no health check, but requests: it stays", self.name)
+        self._excused = busy
+        return busy
 
     def _report_up(self, up: bool) -> None:
         if up == self._up or self._muted:
@@ -220,7 +242,7 @@ class Member:
             )
         except LinkError as error:
             if error.refused and self._up:
-                self._refused.set()
+                self.probe_soon()
             self._metrics.took(None)
             self._note_metrics(str(error))
             return self.pace.interval_s if self._up else _DOWN_METRICS_S

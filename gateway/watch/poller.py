@@ -6,14 +6,18 @@ backend out of traffic, it only lets its snapshot age.
 """
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 
 from gateway import tasks
+from gateway.core.breaker import State
 from gateway.watch.catalog import Catalog
 from gateway.watch.member import Listener, Member, Pace, Sink
+
+_log = logging.getLogger("radixgate.watch")
 
 
 @dataclass(slots=True, frozen=True)
@@ -34,6 +38,7 @@ class Watch:
 
     `on_models` gets model id -> backends that report it (`Catalog.served`), each time a backend's
     list of ids changed. It runs on the loop inside a watching task; what it raises is logged.
+    `heard(backend, since)` says whether any of an answer came from a backend after that time.
     """
 
     def __init__(
@@ -44,6 +49,7 @@ class Watch:
         *,
         pace: Pace,
         on_models: OnModels,
+        heard: Callable[[str, float], bool] | None = None,
         rng: random.Random,
         clock: Callable[[], float] = monotonic,
     ) -> None:
@@ -54,6 +60,8 @@ class Watch:
         self._rng = rng
         self._clock = clock
         self._listener = Listener(sink, catalog, on_models)
+        if heard is not None:
+            self._listener = replace(self._listener, heard=heard)
         self._running = False
         self._stopping: set[asyncio.Task[None]] = set()
 
@@ -97,6 +105,15 @@ class Watch:
         for target in wanted.values():
             if self._running and target.name not in self._members:
                 self._add(target)
+
+    def breaker_changed(self, backend: str, state: State, why: str) -> None:
+        """Log a change of a backend's breaker; one that opens is reason to probe."""
+        opened = state is State.OPEN
+        level = logging.WARNING if opened else logging.INFO
+        _log.log(level, "backend %s: breaker %s: %s", backend, state.value, why)
+        member = self._members.get(backend)
+        if opened and member is not None:
+            member.probe_soon()
 
     def _add(self, target: Target) -> None:
         member = Member(

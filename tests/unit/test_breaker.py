@@ -2,7 +2,15 @@ from random import Random
 
 import pytest
 
-from gateway.core.breaker import LAST_DELAY_S, TRIP_AFTER, Breaker, State
+from gateway.core.breaker import (
+    FIRST_DELAY_S,
+    LAST_DELAY_S,
+    LAST_ENDS,
+    TRIP_AFTER,
+    TRIP_FAULTS,
+    Breaker,
+    State,
+)
 from gateway.core.types import Outcome
 from tests.core_kit import account, query, ticket_for
 
@@ -27,9 +35,10 @@ def test_failures_in_a_row_open_it() -> None:
 
 def test_a_success_between_failures_starts_the_count_again() -> None:
     made = breaker()
-    for ident in range(20):
-        made.failed(ident, 1.0)
+    for ident in range(TRIP_FAULTS - 1):  # as many as the rule of half the requests lets pass
+        assert not made.failed(ident, 1.0)
         made.succeeded(1.0)
+        assert made.failures == 0
     assert made.state is State.CLOSED
 
 
@@ -146,21 +155,130 @@ def test_a_reset_forgets_everything() -> None:
     assert not made.reset()
 
 
+def end(made: Breaker, ident: int, outcome: Outcome, now: float = 1.0) -> bool:
+    """A request that was sent at `now` ends."""
+    ticket = ticket_for(query(("a", 64)), account(), ident)
+    ticket.dispatched_at = now
+    return made.judge(ticket, outcome, now)
+
+
 def test_a_calm_breaker_is_one_that_no_answer_can_change() -> None:
     made = breaker()
     calm = [made.calm]
     made.failed(1, 0.0)
     calm.append(made.calm)
-    made.succeeded(0.0)
+    made.succeeded(0.0)  # the fault is still among the last twenty ends
     calm.append(made.calm)
-    for ident in range(3):
+    for ident in range(LAST_ENDS):
+        calm.append(made.calm)
+        end(made, ident, Outcome.OK)
+    assert calm == [True, *[False] * (LAST_ENDS + 2)]
+    assert made.calm
+    for ident in range(TRIP_AFTER):
         made.failed(ident, 1.0)
-    calm.append(made.calm)
+    calm = [made.calm]
     made.sent(9, 100.0)
     calm.append(made.calm)
-    made.succeeded(100.0)
+    made.succeeded(100.0)  # on probation
     calm.append(made.calm)
-    made.failed(1, 101.0)
     made.reset()
     calm.append(made.calm)
-    assert calm == [True, False, True, False, False, True, True]
+    assert calm == [False, False, False, True]
+
+
+def test_a_backend_that_fails_every_other_request_is_noticed() -> None:
+    made = breaker()
+    ends = [Outcome.OK, Outcome.UPSTREAM_5XX] * LAST_ENDS
+    opened_after = next(n for n, one in enumerate(ends, 1) if end(made, n, one))
+    assert made.state is State.OPEN
+    assert opened_after == 2 * TRIP_FAULTS
+
+
+def test_a_backend_that_answers_but_breaks_off_every_stream_is_noticed() -> None:
+    made = breaker()
+    broken = 0
+    while made.allows(1.0):
+        made.succeeded(1.0)  # the first token
+        end(made, broken, Outcome.UPSTREAM_TRUNCATED)
+        broken += 1
+    assert broken == TRIP_FAULTS
+
+
+@pytest.mark.parametrize("period", [3, 4, 10])
+def test_a_backend_that_fails_less_than_half_stays(period: int) -> None:
+    made = breaker()
+    for ident in range(50 * period):
+        end(made, ident, Outcome.UPSTREAM_TIMEOUT if ident % period == 0 else Outcome.OK)
+    assert made.state is State.CLOSED
+
+
+def test_mistakes_of_clients_count_as_answers_and_their_cancels_as_nothing() -> None:
+    made = breaker()
+    for ident in range(TRIP_FAULTS - 1):
+        end(made, ident, Outcome.UPSTREAM_5XX)
+        end(made, ident, Outcome.UPSTREAM_4XX)
+    known = made.ends
+    for ident in range(50):
+        end(made, ident, Outcome.CLIENT_CLOSED)
+    assert made.ends == known
+    assert made.state is State.CLOSED
+
+
+def test_after_a_good_trial_fewer_failures_open_it_again_and_for_longer() -> None:
+    made = opened()
+    first = made.retry_at
+    made.sent(7, first)
+    end(made, 7, Outcome.OK, first)
+    assert made.allows(first)
+    faults = 0
+    while made.allows(first):
+        end(made, faults, Outcome.OK, first)
+        end(made, faults, Outcome.UPSTREAM_5XX, first)
+        faults += 1
+    assert faults < TRIP_FAULTS / 2
+    assert made.delay_s == 2 * FIRST_DELAY_S
+
+
+def test_twenty_good_ends_make_it_as_patient_as_at_first() -> None:
+    made = opened()
+    made.sent(7, made.retry_at)
+    now = made.retry_at
+    for ident in range(LAST_ENDS + 1):
+        end(made, ident, Outcome.OK, now)
+    assert made.calm
+    assert made.delay_s == FIRST_DELAY_S
+
+
+def test_every_change_is_told_with_its_reason() -> None:
+    told: list[tuple[State, str]] = []
+    made = Breaker(Random(3), lambda state, why: told.append((state, why)))
+    for ident in range(TRIP_AFTER):
+        made.failed(ident, 0.0)
+    made.sent(7, made.retry_at)
+    made.withdrawn(7, 2.0)
+    made.sent(8, 2.0)
+    made.failed(8, 3.0)
+    made.sent(9, made.retry_at)
+    made.succeeded(made.retry_at)
+    made.reset()  # changes nothing any more
+    assert told == [
+        (State.OPEN, "3 failures in a row"),
+        (State.TRIAL, "a request is sent as a trial"),
+        (State.OPEN, "the trial told nothing"),
+        (State.TRIAL, "a request is sent as a trial"),
+        (State.OPEN, "the trial failed"),
+        (State.TRIAL, "a request is sent as a trial"),
+        (State.CLOSED, "it answered"),
+    ]
+    assert made.opens == 2
+
+
+def test_what_is_shown_is_half_open_from_when_a_trial_may_be_sent() -> None:
+    made = breaker()
+    assert made.shown(0.0) == "closed"
+    for ident in range(TRIP_AFTER):
+        made.failed(ident, 0.0)
+    assert made.shown(made.retry_at - 0.01) == "open"
+    assert made.shown(made.retry_at) == "half_open"
+    made.sent(7, made.retry_at)
+    assert made.shown(made.retry_at) == "half_open"

@@ -75,8 +75,9 @@ lock: $(TOOLS)/bin/uv ## resolve pyproject.toml again into the hashed lock files
 	$(TOOLS)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 		--custom-compile-command 'make lock' --allow-unsafe requirements/build.in -o requirements/build.lock
 
-reference: $(STAMP) ## write config/reference.yaml again from the schema
+reference: $(STAMP) ## write what is generated: config/reference.yaml, docs/configuration.md, docs/metrics.md, dashboards
 	$(BIN)/python -m gateway.config.reference --write
+	$(BIN)/python -m gateway.telemetry.reference --write
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info

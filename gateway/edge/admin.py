@@ -4,23 +4,23 @@ Built from what `AdminContext` holds; nothing is wired here. Exactly the contrac
 Must never show a prompt, a key or a backend's address, nor change anything on a GET.
 """
 
-import ipaddress
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
-from importlib import resources
+from math import ceil
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 import orjson
 from aiohttp import web
-from aiohttp.typedefs import Middleware
 
 from gateway.core.request import RequestFault, check_weight
-from gateway.core.settings import ModelSpec
 from gateway.core.shadow import Tally
-from gateway.core.types import BackendStatus, ClassStatus, Explanation, HotPrefix
+from gateway.core.types import Explanation, HotPrefix
+from gateway.edge.live import Hub
+from gateway.edge.live_frame import Scene, Seen
+from gateway.edge.live_page import LivePage
+from gateway.edge.same_site import Served, same_site_only
 from gateway.errors import (
     BodyTooLarge,
     GatewayError,
@@ -28,33 +28,19 @@ from gateway.errors import (
     InvalidRequest,
     MethodNotAllowed,
     NotFound,
-    PermissionDenied,
 )
 from gateway.telemetry.metrics import Telemetry
 
 _log = logging.getLogger("radixgate.admin")
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_PAGE_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
-)
-
-Served = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Books(Protocol):
+class Books(Seen, Protocol):
     """What the admin routes use of the dispatcher."""
-
-    @property
-    def models(self) -> tuple[ModelSpec, ...]:
-        """Return the models that can be routed."""
 
     def pools(self) -> Iterable[tuple[str, float]]:
         """Return each model with how full its backends are."""
-
-    @property
-    def policy(self) -> str:
-        """Return the name of the routing policy."""
 
     @property
     def shadow(self) -> Tally | None:
@@ -70,12 +56,6 @@ class Books(Protocol):
 
     def hot_prefixes(self, backend: str | None = None) -> Iterable[HotPrefix]:
         """Return the prefixes asked for most, as hashes; with a name, those it holds."""
-
-    def backends(self, now: float) -> Iterable[BackendStatus]:
-        """Return every configured backend's figures."""
-
-    def classes(self, now: float) -> Iterable[ClassStatus]:
-        """Return every class's figures."""
 
     def decisions(self, request_id: str) -> Explanation | None:
         """Return a remembered decision."""
@@ -123,7 +103,10 @@ class AdminContext:
 def build_admin(context: AdminContext) -> web.Application:
     """Return the application; run it with `access_log=None`."""
     app = web.Application(
-        middlewares=[_answer_errors, _same_site_only(context.host)],
+        middlewares=[
+            _answer_errors,
+            same_site_only(context.host),
+        ],
         client_max_size=context.body_bytes,
     )
     routes = _Routes(context)
@@ -131,7 +114,10 @@ def build_admin(context: AdminContext) -> web.Application:
     # plain text, before any middleware.
     get = partial(app.router.add_get, expect_handler=_expect)
     post = partial(app.router.add_post, expect_handler=_expect)
-    get("/", routes.page)
+    hub = Hub(_scene(context))
+    app.on_shutdown.append(hub.close)  # a view never ends by itself
+    get("/", LivePage().page)
+    get("/events", hub.events, allow_head=False)
     get("/metrics", routes.metrics)
     get("/healthz", routes.healthz)
     get("/readyz", routes.readyz)
@@ -145,16 +131,20 @@ def build_admin(context: AdminContext) -> web.Application:
     return app
 
 
+def _scene(context: AdminContext) -> Scene:
+    return Scene(
+        context.dispatcher,
+        context.telemetry,
+        version=context.version,
+        ready=context.ready,
+        clock=context.clock,
+        started_at=context.started_at,
+    )
+
+
 class _Routes:
     def __init__(self, context: AdminContext) -> None:
         self._context = context
-        self._html = resources.files("gateway.edge").joinpath("static/index.html").read_bytes()
-
-    async def page(self, _request: web.Request) -> web.Response:
-        headers = {"content-security-policy": _PAGE_POLICY, "cache-control": "no-cache"}
-        return web.Response(
-            body=self._html, content_type="text/html", charset="utf-8", headers=headers
-        )
 
     async def metrics(self, _request: web.Request) -> web.Response:
         body = await self._context.telemetry.scrape()
@@ -284,7 +274,7 @@ async def _answer_errors(request: web.Request, handler: Served) -> web.StreamRes
     try:
         return await handler(request)
     except GatewayError as error:
-        return _refusal(error)
+        return _refusal(error, dict(error.headers))
     except web.HTTPMethodNotAllowed as error:
         allow = ", ".join(sorted(error.allowed_methods))
         return _refusal(MethodNotAllowed(f"allowed: {allow}"), {"allow": allow})
@@ -297,44 +287,6 @@ async def _answer_errors(request: web.Request, handler: Served) -> web.StreamRes
     except Exception:  # noqa: BLE001 - whatever it is, the caller gets JSON
         _log.exception("admin route %s failed", request.path)
         return _refusal(InternalError("internal error"))
-
-
-def _same_site_only(admin_host: str) -> Middleware:
-    """Refuse what a browser sends for another site's page: it must not drain or reload."""
-
-    @web.middleware
-    async def refuse_other_sites(request: web.Request, handler: Served) -> web.StreamResponse:
-        origin = request.headers.get("origin")
-        if (
-            request.method == "POST"
-            and origin is not None
-            and not _is_ours(origin, request.headers.get("host", ""), admin_host)
-        ):
-            raise PermissionDenied("this request comes from another site's page")
-        return await handler(request)
-
-    return refuse_other_sites
-
-
-def _is_ours(origin: str, host: str, admin_host: str) -> bool:
-    """Return whether `origin` is this listener's page.
-
-    A name is believed only if it is ours: any site can make its own name resolve to our address
-    (DNS rebinding), and then sends its page's requests here with matching Origin and Host.
-    """
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-        if urlsplit(origin).netloc.lower() != host.lower():
-            return False
-    except ValueError:
-        return False
-    if name in ("localhost", admin_host.lower()):
-        return True
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 async def _expect(request: web.Request) -> None:
@@ -351,6 +303,9 @@ def _json(value: object, *, status: int = 200) -> web.Response:
 
 
 def _refusal(error: GatewayError, headers: dict[str, str] | None = None) -> web.Response:
+    told = dict(headers or {})
+    if error.retry_after_s is not None:
+        told["retry-after"] = str(max(1, ceil(error.retry_after_s)))
     return web.Response(
-        body=error.body(), status=error.status, content_type="application/json", headers=headers
+        body=error.body(), status=error.status, content_type="application/json", headers=told
     )

@@ -368,6 +368,7 @@ ROUTES = [
     ("GET", "/"),
     ("GET", "/decisions/r-1"),
     ("GET", "/trie"),
+    ("GET", "/events"),
     ("POST", "/explain"),
     ("POST", "/reload"),
     ("POST", "/backends/a/drain"),

@@ -31,7 +31,7 @@ class Family:
         return f"# HELP {self.name} {self.text}\n# TYPE {self.name} {self.kind}\n"
 
 
-_STATES = {"closed": 0, "trial": 1, "open": 2}
+_STATES = {"closed": 0, "half_open": 1, "open": 2}
 _PAIR = ("class", "model")
 _ROW = ("class", "model", "backend")
 _BACKEND = ("backend",)

@@ -42,7 +42,6 @@ class Rig:
             today=lambda: 1_000_000.0 + self.now,
         )
 
-    @property
     def watched(self) -> bool:
         return self.telemetry.watcher is not None
 
@@ -97,11 +96,11 @@ def test_a_request_is_seen_on_its_way_and_ended_at_the_time_of_day() -> None:
 
 def test_nothing_is_watched_unless_somebody_looks() -> None:
     rig = Rig()
-    assert not rig.watched
+    assert not rig.watched()
     rig.scene.open()
-    assert rig.watched
+    assert rig.watched()
     rig.scene.close()
-    assert not rig.watched
+    assert not rig.watched()
 
 
 def test_the_history_is_of_the_classes_there_are() -> None:

@@ -44,7 +44,7 @@ class SeenIndex(ExactIndex):
     def held(self) -> dict[int, set[int]]:
         """What each slot holds, by our hashes."""
         found = {
-            slot: {own for own, mask in self.masks.items() if mask >> lane & 1}
+            slot: {own for own, there in self.stretches.items() if there.mask >> lane & 1}
             for slot, lane in self._lane_of.items()
         }
         return {slot: owns for slot, owns in found.items() if owns}

@@ -5,8 +5,8 @@ Must not depend on how long the data is: a block's hash is the same in every lon
 
 import sys
 from array import array
-from collections.abc import Sequence
-from struct import iter_unpack
+from collections.abc import Callable, Sequence
+from struct import Struct, iter_unpack
 from typing import Final
 
 import orjson
@@ -22,6 +22,9 @@ The switch is at a position, not by total length, so a growing prompt keeps its 
 MIN_BLOCK_BYTES: Final = 16
 ID_BYTES: Final = 4
 """A token id is hashed as a little-endian 32-bit word."""
+
+hash_block: Final = _hashed
+"""`hash_block(data, link)` is the hash of one block after the one with the hash `link`."""
 
 _64_BITS: Final = 0xFFFF_FFFF_FFFF_FFFF
 
@@ -87,6 +90,14 @@ def chain_tokens(ids: Sequence[int], seed: int, block_tokens: int) -> "array[int
         words = words[:]
         words.byteswap()
     return array("Q", _chain(memoryview(words).cast("B"), seed, block_tokens * ID_BYTES))
+
+
+def token_packer(block_tokens: int) -> Callable[..., bytes]:
+    """Return what turns the ids of one block, as arguments, into the bytes for `hash_block`.
+
+    It raises `struct.error` where they are too few, too many, or no unsigned 32-bit numbers.
+    """
+    return Struct(f"<{block_tokens}I").pack
 
 
 def _chain(data: bytes | memoryview, link: int, block_bytes: int) -> list[int]:

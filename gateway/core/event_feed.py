@@ -75,7 +75,7 @@ class Feed:
         # work
         self._ready: deque[bytes] = deque()
         self._ready_bytes = 0
-        self._open: Iterator[Event] = iter(())
+        self._open: Iterator[Event | list[Stored]] = iter(())
 
     @property
     def backlog_bytes(self) -> int:
@@ -174,8 +174,8 @@ class Feed:
     def step(self) -> bool:
         """Do a little of the work that waits, about 1 ms at most; False = there is none."""
         left = _STEP_BLOCKS
-        for event in self._open:
-            left -= self._apply(event)
+        for piece in self._open:
+            left -= self._apply_each(piece) if isinstance(piece, list) else self._apply(piece)
             if left <= 0:
                 return True
         if left < _STEP_BLOCKS:
@@ -276,15 +276,13 @@ class Feed:
             return
         self.unread += batch.unknown
         self.events += len(batch.events)
-        self._open = pieces(batch.events, _STEP_BLOCKS)
+        self._open = pieces(batch.events, _STEP_BLOCKS, self.holdings.block_tokens)
 
     def _apply(self, event: Event) -> int:
         """Apply one event; return how many blocks it was about, at least 1."""
         holdings = self.holdings
         unknown = holdings.unknown + holdings.broken
         holdings.apply(event)
-        if self._complete and holdings.lost > _LOST_BLOCKS and 2 * holdings.lost > holdings.stored:
-            self._doubt()
         if isinstance(event, Cleared):
             self._on_empty()
             blocks = 1
@@ -292,12 +290,29 @@ class Feed:
             blocks = len(event.block_hashes) or 1
         if not self._complete:
             self._count_calm(event, calm=holdings.unknown + holdings.broken == unknown)
+        self._look()
+        return blocks
+
+    def _apply_each(self, events: list[Stored]) -> int:
+        """Apply events that store one block each; return how many."""
+        if self._complete:
+            self.holdings.store_each(events)
+            self._look()
+        else:
+            for event in events:
+                self._apply(event)
+        return len(events)
+
+    def _look(self) -> None:
+        """Notice what the last event made of the holdings."""
+        holdings = self.holdings
+        if self._complete and holdings.lost > _LOST_BLOCKS and 2 * holdings.lost > holdings.stored:
+            self._doubt()
         if holdings.full:
             self._judge()
         if len(holdings.adapters) != self._adapters:
             self._adapters = len(holdings.adapters)
             self._on_change()
-        return blocks
 
     def _doubt(self) -> None:
         """Note that most of what the engine stores cannot be placed: its names are not as we know."""

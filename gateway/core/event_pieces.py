@@ -3,30 +3,58 @@
 What the pieces say is what the events said. Must never look into what an event means.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from gateway.core.kv_events import Cleared, Event, Removed, Stored
 
 
-def pieces(events: Sequence[Event], most: int) -> Iterator[Event]:
-    """Yield the same in events of about `most` blocks; takes over their lists."""
-    for event in _folded(events, most):
-        if isinstance(event, Cleared) or len(event.block_hashes) < 2 * most:
-            yield event
-        elif isinstance(event, Removed):
-            for start in range(0, len(event.block_hashes), most):
-                part = event.block_hashes[start : start + most]
-                yield Removed(part, event.medium, event.group_idx)
-        elif (
-            not event.token_ids
-            or len(event.token_ids) == len(event.block_hashes) * event.block_size
-        ):
-            yield from _cut(event, most)
-        else:  # contradicts itself: no block of it is taken
-            yield event
+def pieces(events: Iterable[Event], most: int, size: int) -> Iterator[Event | list[Stored]]:
+    """Yield the same in events of about `most` blocks; takes over their lists.
+
+    vLLM tells every eviction by itself, and SGLang every stored block: those that go on one another
+    are joined. Stored blocks of `size` tokens that are told one by one come as they are, in lists:
+    they are applied in less time than it takes to join them.
+    """
+    ones: list[Stored] = []
+    last: Event | None = None
+    for event in events:
+        if isinstance(event, Stored) and event.block_size == size and len(event.block_hashes) == 1:
+            if last is not None:
+                yield from _cut(last, most)
+                last = None
+            ones.append(event)
+            if len(ones) == most:
+                yield ones
+                ones = []
+            continue
+        if ones:
+            yield ones
+            ones = []
+        if last is None or not _join(last, event, most):
+            yield from _cut(last, most)
+            last = event
+    if ones:
+        yield ones
+    yield from _cut(last, most)
 
 
-def _cut(event: Stored, most: int) -> Iterator[Stored]:
+def _cut(event: Event | None, most: int) -> Iterator[Event]:
+    """Yield an event as several if it is long."""
+    if event is None:
+        return
+    if isinstance(event, Cleared) or len(event.block_hashes) < 2 * most:
+        yield event
+    elif isinstance(event, Removed):
+        for start in range(0, len(event.block_hashes), most):
+            part = event.block_hashes[start : start + most]
+            yield Removed(part, event.medium, event.group_idx)
+    elif not event.token_ids or len(event.token_ids) == len(event.block_hashes) * event.block_size:
+        yield from _cut_stored(event, most)
+    else:  # contradicts itself: no block of it is taken
+        yield event
+
+
+def _cut_stored(event: Stored, most: int) -> Iterator[Stored]:
     """Yield a stored event as several, each going on from the last block of the one before."""
     parent, hashes, size = event.parent_block_hash, event.block_hashes, event.block_size
     keys = event.extra_keys
@@ -47,23 +75,14 @@ def _cut(event: Stored, most: int) -> Iterator[Stored]:
         parent = hashes[min(stop, len(hashes)) - 1]
 
 
-def _folded(events: Sequence[Event], most: int) -> Sequence[Event]:
-    """Return the events with those that go on one another as one; takes over their lists.
-
-    vLLM tells every eviction by itself, SGLang every stored block too. None gets longer than a step
-    should be.
-    """
-    folded: list[Event] = []
-    last: Event | None = None
-    for event in events:
-        if last is not None and _goes_on(last, event, most):
-            last.block_hashes += event.block_hashes  # type: ignore[union-attr]
-            if isinstance(last, Stored):
-                last.token_ids += event.token_ids  # type: ignore[union-attr]
-            continue
-        folded.append(event)
-        last = event
-    return folded
+def _join(last: Event, event: Event, most: int) -> bool:
+    """Let one event say what both say, if it can; return whether it does."""
+    if not _goes_on(last, event, most):
+        return False
+    last.block_hashes += event.block_hashes  # type: ignore[union-attr]
+    if isinstance(last, Stored):
+        last.token_ids += event.token_ids  # type: ignore[union-attr]
+    return True
 
 
 def _goes_on(last: Event, event: Event, most: int) -> bool:

@@ -6,11 +6,12 @@ went into a block. Everything is capped. Must never read a clock or a socket, an
 what an engine says: what cannot be used is counted.
 """
 
+import struct
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from gateway.core.chain import ID_BYTES, chain_tokens
+from gateway.core.chain import ID_BYTES, chain_tokens, hash_block, token_packer
 from gateway.core.exact_index import ENGINE_BLOCK_BYTES, ExactIndex, Meaning, Table, Uneven, ours
 from gateway.core.kv_events import Cleared, EngineHash, Event, Removed, Stored
 
@@ -62,7 +63,8 @@ class Holdings:
         self._index = index
         self._lane = index.take(slot)
         self._seed = seed
-        self._block_tokens = block_tokens
+        self.block_tokens = block_tokens
+        self._pack = token_packer(block_tokens)
         self._max_blocks = max_blocks
         self._group: int | None = None
         self._gpu = _Medium()
@@ -81,13 +83,48 @@ class Holdings:
     def apply(self, event: Event) -> None:
         """Take in one event, in the order the engine sent them."""
         if isinstance(event, Stored):
-            if len(event.block_hashes) != 1 or not self._store_next(event):
-                self._store(event)
+            self._store(event)
         elif isinstance(event, Removed):
             if event.group_idx is None or self._group in (None, event.group_idx):
                 self._remove(event)
         elif isinstance(event, Cleared):
             self.clear()
+
+    def store_each(self, events: Iterable[Stored]) -> None:
+        """Take in events of one block each, as `apply` does one by one.
+
+        What decoding sequences tell all the time: a plain block after one that is held is a fifth of
+        the price of `_store`.
+        """
+        table = self._gpu.table
+        get, add, lane = table.get, self._index.add, self._lane
+        size, most, pack = self.block_tokens, self._max_blocks, self._pack
+        group, plain = self._group, not (self._others or self.full)
+        for event in events:
+            link = get(event.parent_block_hash)  # type: ignore[arg-type] # None is no key
+            engine = event.block_hashes[0]
+            keys = event.extra_keys
+            if (
+                plain
+                and isinstance(link, int)
+                and event.block_size == size
+                and event.group_idx == group
+                and event.medium in _GPU_NAMES
+                and not (keys and keys[0])
+                and engine not in table
+                and len(table) < most
+            ):
+                try:
+                    own = hash_block(pack(*event.token_ids), link)
+                except struct.error:
+                    pass  # `_store` says what is wrong with it
+                else:
+                    self.stored += 1
+                    table[engine] = own
+                    add(lane, own, link)
+                    continue
+            self._store(event)
+            group, plain = self._group, not (self._others or self.full)
 
     def clear(self) -> None:
         """Forget everything at once; the index gives the memory back by its `sweep`."""
@@ -105,37 +142,6 @@ class Holdings:
     def close(self) -> None:
         """Leave the index for good."""
         self._index.bury(self.slot, [m.table for m in (self._gpu, *self._others.values())])
-
-    def _store_next(self, event: Stored) -> bool:
-        """Take in one plain block after one that is held, if it is that; False = it may be anything.
-
-        What decoding sequences tell all the time: a third of the price of `_store`.
-        """
-        table = self._gpu.table
-        link = table.get(event.parent_block_hash)  # type: ignore[arg-type] # None is no key
-        ids, size, keys = event.token_ids, self._block_tokens, event.extra_keys
-        (engine,) = event.block_hashes
-        if (
-            not isinstance(link, int)
-            or event.block_size != size
-            or len(ids) != size
-            or event.group_idx != self._group
-            or event.medium not in _GPU_NAMES
-            or (keys and keys[0])
-            or engine in table
-            or self.full
-            or len(table) >= self._max_blocks
-            or self._others
-        ):
-            return False
-        try:
-            owns = chain_tokens(array("I", ids), link, size)
-        except OverflowError:
-            return False
-        self.stored += 1
-        table[engine] = owns[0]
-        self._index.extend(self._lane, owns)
-        return True
 
     # -- stored -----------------------------------------------------------------------------
 
@@ -225,50 +231,56 @@ class Holdings:
     ) -> None:
         size = event.block_size
         hashes = event.block_hashes if own == len(event.block_hashes) else event.block_hashes[:own]
-        if isinstance(start, int) and size == self._block_tokens:
-            owns = chain_tokens(ids[: own * size], start, size)
+        if isinstance(start, int) and size == self.block_tokens:
+            link = start
+            owns = chain_tokens(ids[: own * size], link, size).tolist()
             meanings: Sequence[Meaning] = owns
         else:
             at = (start, b"", ()) if isinstance(start, int) else start
+            link = at[0]
             owns, meanings = self._uneven(ids[: own * size], at, size)
         table = medium.table
         if table.keys().isdisjoint(hashes) and len(set(hashes)) == len(hashes):
             table.update(zip(hashes, meanings, strict=True))
+            self._index.extend(self._lane, owns, link)
         else:
-            owns = self._put_again(medium, hashes, meanings)
-        self._index.extend(self._lane, owns)
+            self._put_again(medium, hashes, meanings, link)
 
     def _put_again(
-        self, medium: _Medium, hashes: Sequence[EngineHash], meanings: Sequence[Meaning]
-    ) -> "array[int]":
-        """Enter blocks of which some are held already; return our blocks that are new.
+        self,
+        medium: _Medium,
+        hashes: Sequence[EngineHash],
+        meanings: Sequence[Meaning],
+        before: int | None = None,
+    ) -> None:
+        """Enter blocks of which some are held already; `before` = our block before them.
 
         A name that stands for something else already names nothing: old SGLang's tell a block's own
         tokens only. What it stood for first is all that its removal could take back.
         """
         table, copies = medium.table, medium.copies
-        fresh = array("Q")
         for engine, meaning in zip(hashes, meanings, strict=True):
+            owns = ours(meaning)
             held = table.get(engine, _UNKNOWN)
             if held is _UNKNOWN:
                 table[engine] = meaning
-                fresh.extend(ours(meaning))
-                continue
-            copies[engine] = copies.get(engine, 0) + 1
-            if held != meaning:
-                self.broken += 1
-                self.lost += 1
-        return fresh
+                self._index.extend(self._lane, owns, before)
+            else:
+                copies[engine] = copies.get(engine, 0) + 1
+                if held != meaning:
+                    self.broken += 1
+                    self.lost += 1
+            before = owns[-1] if owns else before
 
     def _uneven(
         self, ids: "array[int]", start: Uneven, size: int
-    ) -> "tuple[array[int], list[Meaning]]":
+    ) -> tuple[list[int], list[Meaning]]:
         """Return the own blocks that end in these engine blocks, and what each of them means."""
         link, tail, _ = start
         data = array("I", tail)
         data.extend(ids)
-        own = self._block_tokens
-        owns = chain_tokens(data, link, own)
+        own = self.block_tokens
+        owns = chain_tokens(data, link, own).tolist()
         meanings: list[Meaning] = []
         before = 0
         for end in range(len(tail) // ID_BYTES + size, len(data) + 1, size):

@@ -1,7 +1,8 @@
-"""Which engines say that they hold which blocks: our hash -> the set of backends, as a bit mask.
+"""Which engines say that they hold which blocks: stretches of our hashes with the same holders.
 
-A hash is chained with everything before it, and engines evict a sequence's tail before its head, so
-how much of a prompt a backend holds is found by bisection: no tree, one table for all backends. It
+A hash is chained with everything before it, so blocks that follow each other and have the same
+holders are one entry, found by any of its blocks: a lookup takes one step for each change of holders
+on its way, not for each block, and what an event changes is moved over the border of two stretches. It
 answers for backends whose word is complete (`set_live`); the prefix trie answers for the others.
 
 A cleared backend changes its bit, as in the trie: no lookup sees the old one, and its memory is
@@ -9,15 +10,19 @@ given back in slices. Must never read a clock, and never walk a whole backend in
 """
 
 from array import array
-from collections.abc import Iterable, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, TypeGuard
 
 from gateway.core.kv_events import EngineHash
 from gateway.core.lanes import Lanes
+from gateway.core.runs import common
 from gateway.core.trie import MAX_SLOTS
 
-OWN_BLOCK_BYTES: Final = 110  # a table entry with its hash and mask; loadtest/bench_events.py
-ENGINE_BLOCK_BYTES: Final = 130  # a table entry with the engine's hash and its meaning
+OWN_BLOCK_BYTES: Final = 65  # a table entry and a place in a stretch; loadtest/bench_events.py
+ENGINE_BLOCK_BYTES: Final = 140  # a table entry with the engine's hash and its meaning
+
+MOST_BLOCKS: Final = 1024
+"""In one stretch: moving a border in the middle of it takes 20 us."""
 
 Uneven = tuple[int, bytes, tuple[int, ...]]
 """Where block sizes differ: the hash before our next block, the ids in none yet, ours ended here."""
@@ -31,11 +36,27 @@ None = it depends on more than tokens (media), so no prompt of ours can ever mat
 Table = dict[EngineHash, Meaning]
 
 
+class Stretch:
+    """Blocks that follow each other and have the same holders, the lanes in `mask`. Never empty.
+
+    `before` = our block before the first, None = not known. `below` = the stretch that took the
+    last block cut off the end: the next one belongs there too if that still follows.
+    """
+
+    __slots__ = ("before", "below", "blocks", "mask")
+
+    def __init__(self, blocks: "array[int]", mask: int, before: int | None) -> None:
+        self.blocks = blocks
+        self.mask = mask
+        self.before = before
+        self.below: Stretch | None = None
+
+
 class ExactIndex:
     """`live[model]` = (lanes, slots) of the backends that are exact for a model, as bit masks."""
 
     def __init__(self) -> None:
-        self.masks: dict[int, int] = {}
+        self.stretches: dict[int, Stretch] = {}  # by each of their blocks
         self.live: dict[str, tuple[int, int]] = {}
         self._lanes = Lanes(MAX_SLOTS)
         self._lane_of: dict[int, int] = {}
@@ -46,7 +67,7 @@ class ExactIndex:
     def bytes(self) -> int:
         """Estimated memory of the table, and of what was cleared and is not given back yet."""
         dying = sum(len(table) for _, tables in self._dying for table in tables)
-        return len(self.masks) * OWN_BLOCK_BYTES + dying * ENGINE_BLOCK_BYTES
+        return len(self.stretches) * OWN_BLOCK_BYTES + dying * ENGINE_BLOCK_BYTES
 
     # -- backends ---------------------------------------------------------------------------
 
@@ -93,26 +114,66 @@ class ExactIndex:
 
     # -- blocks -----------------------------------------------------------------------------
 
-    def extend(self, lane: int, hashes: Sequence[int]) -> None:
-        """Note that a lane's backend holds these blocks."""
-        masks = self.masks
-        get = masks.get
+    def extend(self, lane: int, hashes: Sequence[int], before: int | None = None) -> None:
+        """Note that a lane's backend holds these blocks of a chain, the first after `before`."""
+        stretches = self.stretches
         bit = 1 << lane
-        for own in hashes:
-            mask = get(own)
-            masks[own] = bit if mask is None else mask | bit
+        above = None if before is None else stretches.get(before)
+        at = 0
+        end = len(hashes)
+        while at < end:
+            there = stretches.get(hashes[at])
+            start = at
+            at += 1
+            if there is None:
+                while at < end and hashes[at] not in stretches:
+                    at += 1
+                above = self._put(hashes[start:at], bit, before, above)
+            elif there.mask & bit:
+                above = there
+            else:
+                if there.blocks[0] != hashes[start]:
+                    there = self._split(there, there.blocks.index(hashes[start]))[1]
+                at = start + common(there.blocks, hashes, start)
+                above = self._share(there, at - start, bit, before, above)
+            before = hashes[at - 1]
+
+    def add(self, lane: int, own: int, before: int) -> None:
+        """Note that a lane's backend holds one more block, after `before`; as `extend`, quicker."""
+        stretches = self.stretches
+        above = stretches.get(before)
+        if (
+            above is not None
+            and above.mask == 1 << lane
+            and (blocks := above.blocks)[-1] == before
+            and own not in stretches
+            and len(blocks) < MOST_BLOCKS
+        ):
+            blocks.append(own)
+            stretches[own] = above
+        else:
+            self.extend(lane, (own,), before)
 
     def shrink(self, lane: int, hashes: Iterable[int]) -> None:
-        """Note that it no longer does."""
-        masks = self.masks
-        get = masks.get
+        """Note that it no longer does; quickest from a chain's end upwards."""
+        stretches = self.stretches
         bit = 1 << lane
         for own in hashes:
-            mask = get(own, 0)
-            if mask == bit:
-                del masks[own]
-            elif mask & bit:
-                masks[own] = mask ^ bit
+            there = stretches.get(own)
+            if there is None or not there.mask & bit:
+                continue
+            blocks = there.blocks
+            if blocks[-1] != own:
+                at = 0 if blocks[0] == own else blocks.index(own)
+                there = self._split(there, at + 1)[0]
+                blocks = there.blocks
+            if there.mask == bit:
+                del stretches[own]
+                blocks.pop()
+                if not blocks:
+                    there.below = None
+                continue
+            self._pass_down(there, own, there.mask ^ bit)
 
     def lookup(self, hashes: "array[int]", lanes: int, most: int) -> list[tuple[int, int]]:
         """Return `(depth, mask)` pairs, depth rising: the slots in `mask` hold that many blocks.
@@ -120,35 +181,103 @@ class ExactIndex:
         Of the first `most` blocks, and of the backends in `lanes`; those that hold none are in no
         mask.
         """
-        end = min(most, len(hashes))
-        get = self.masks.get
-        first = get(hashes[0], 0) & lanes if end > 0 else 0
-        if not first:
-            return []
         held: list[tuple[int, int]] = []
-        over = 0  # those whose depth is known
-        last = get(hashes[end - 1], 0) & first
-        # stretches still to be looked into: from a block, who holds it, to a block, who holds that
-        open_ = [(1, first, end, last)] if last != first else []
-        while open_:
-            low, above, high, below = open_.pop()
-            if high - low == 1:
-                gone = above & ~(below | over)
-                if gone:
-                    over |= gone
-                    held.append((low, gone))
-                continue
-            middle = (low + high) >> 1
-            mask = get(hashes[middle - 1], 0) & above
-            if mask != below:
-                open_.append((middle, mask, high, below))
-            if mask != above:
-                open_.append((low, above, middle, mask))
-        if last & ~over:
-            held.append((end, last & ~over))
+        get = self.stretches.get
+        end = min(most, len(hashes))
+        at = 0
+        while at < end:
+            there = get(hashes[at])
+            if there is None:
+                break
+            still = lanes & there.mask
+            if still != lanes:
+                if at:
+                    held.append((at, lanes ^ still))
+                lanes = still
+                if not still:
+                    break
+            blocks = there.blocks
+            below = at + len(blocks)
+            if below > end or blocks[-1] != hashes[below - 1]:
+                below = at + common(blocks, hashes, at)
+            at = below
+        if at > 0 and lanes:
+            held.append((min(at, end), lanes))
         return self._lanes.by_slot(held) if self._lanes.moved else held
 
     # -- inside -----------------------------------------------------------------------------
+
+    def _put(
+        self, owns: Sequence[int], mask: int, before: int | None, above: Stretch | None
+    ) -> Stretch:
+        """Make these the blocks after `before` with these holders: part of `above` if that fits."""
+        if _fits(above, mask, before, len(owns)):
+            above.blocks.extend(owns)
+        else:
+            above = Stretch(array("Q", owns), mask, before)
+        if len(owns) == 1:
+            self.stretches[owns[0]] = above
+        else:
+            self.stretches.update(dict.fromkeys(owns, above))
+        return above
+
+    def _share(
+        self, there: Stretch, count: int, bit: int, before: int | None, above: Stretch | None
+    ) -> Stretch:
+        """Give a stretch's first blocks one more holder; return the stretch that they are in."""
+        blocks = there.blocks
+        mask = there.mask | bit
+        if count == len(blocks) and not _fits(above, mask, before, count):
+            there.mask = mask
+            return there
+        owns = blocks[:count]
+        if before is None:
+            before = there.before
+        del blocks[:count]
+        there.before = owns[-1]
+        if not blocks:
+            there.below = None
+        return self._put(owns, mask, before, above)
+
+    def _pass_down(self, there: Stretch, own: int, mask: int) -> None:
+        """Let the last block of a stretch have the holders `mask`: with those after it if it can be."""
+        blocks = there.blocks
+        before = blocks[-2] if len(blocks) > 1 else there.before
+        below = there.below
+        if (
+            below is not None
+            and below.before == own
+            and below.mask == mask
+            and 0 < len(below.blocks) < MOST_BLOCKS
+        ):
+            below.blocks.insert(0, own)
+            below.before = before
+        elif len(blocks) == 1:
+            there.mask = mask
+            return
+        else:
+            there.below = below = Stretch(array("Q", (own,)), mask, before)
+        blocks.pop()
+        if not blocks:
+            there.below = None
+        self.stretches[own] = below
+
+    def _split(self, there: Stretch, keep: int) -> tuple[Stretch, Stretch]:
+        """Cut a stretch in two after its first `keep` blocks; return both. The shorter one moves."""
+        blocks = there.blocks
+        if 2 * keep <= len(blocks):
+            new = upper = Stretch(blocks[:keep], there.mask, there.before)
+            lower = there
+            del blocks[:keep]
+        else:
+            upper = there
+            new = lower = Stretch(blocks[keep:], there.mask, None)
+            lower.below = there.below
+            del blocks[keep:]
+        lower.before = upper.blocks[-1]
+        upper.below = lower
+        self.stretches.update(dict.fromkeys(new.blocks, new))
+        return upper, lower
 
     def _set_live(self) -> None:
         live: dict[str, tuple[int, int]] = {}
@@ -169,13 +298,33 @@ def ours(meaning: Meaning) -> tuple[int, ...]:
     return () if meaning is None else meaning[2]
 
 
-def covered(told: Sequence[tuple[int, int]], depth: int) -> int:
-    """Return the slots that a lookup found to hold at least `depth` blocks."""
-    slots = 0
-    for deep, mask in told:
-        if deep >= depth:
-            slots |= mask
-    return slots
+def _fits(above: Stretch | None, mask: int, before: int | None, count: int) -> TypeGuard[Stretch]:
+    """Whether a stretch ends at `before`, has these holders, and room for so many more blocks."""
+    return (
+        above is not None
+        and above.mask == mask
+        and above.blocks[-1] == before
+        and len(above.blocks) + count <= MOST_BLOCKS
+    )
+
+
+def beyond(
+    trie: Sequence[tuple[int, int]], told: Sequence[tuple[int, int]], exact: int, most: int
+) -> Iterator[tuple[int, int]]:
+    """Yield what one lookup found deeper than another did, depth falling.
+
+    Of the slots in `exact` and of the first `most` blocks.
+    """
+    covered = 0
+    left = len(told)
+    for deep, mask in reversed(trie):
+        depth = min(deep, most)
+        while left and told[left - 1][0] >= depth:
+            left -= 1
+            covered |= told[left][1]
+        ahead = mask & exact & ~covered
+        if ahead:
+            yield depth, ahead
 
 
 def merge(
@@ -188,6 +337,8 @@ def merge(
 
     `recent` overrules both for the slots in its masks (prompts under way). No slot is in two masks.
     """
+    if not recent and not any(mask & ~exact for _, mask in trie):
+        return list(told)
     by_depth: dict[int, int] = {}
     ahead = 0
     for depth, mask in recent:

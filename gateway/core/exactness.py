@@ -13,7 +13,7 @@ from typing import Final
 from gateway.core.chain import token_seed
 from gateway.core.event_feed import Feed
 from gateway.core.exact import Holdings
-from gateway.core.exact_index import ExactIndex, covered, merge
+from gateway.core.exact_index import ExactIndex, beyond, merge
 from gateway.core.ledger import Account
 from gateway.core.runs import slots_of
 from gateway.core.trie import RadixTrie
@@ -140,9 +140,8 @@ class Exactness:
         told = self.index.lookup(hashes, lanes, most)
         recent = [
             pair
-            for depth, mask in held
-            if (ahead := mask & exact & ~covered(told, min(depth, most)))
-            for pair in self._under_way(hashes, min(depth, most), ahead, now)
+            for depth, ahead in beyond(held, told, exact, most)
+            for pair in self._under_way(hashes, depth, ahead, now)
         ]
         return merge(held, told, exact, recent)
 

@@ -6,7 +6,7 @@ and maps with a `type` (newer); hashes are integers or bytes. Must never raise a
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -28,8 +28,6 @@ class Stored(msgspec.Struct, gc=False):
     went into block i's hash: LoRA name, media, cache salt. No token ids = a copy on another medium
     of blocks told of before.
     """
-
-    is_stored: ClassVar[bool] = True
 
     block_hashes: list[EngineHash]
     parent_block_hash: EngineHash | None = None

@@ -4,7 +4,7 @@ Data and the three loops over it; the rules are in core/trie.py, which alone cha
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 # CPython 3.11 sizes, checked against tracemalloc by the unit tests.
@@ -140,7 +140,7 @@ _NOWHERE: Final = Node(array("Q"), 0, None, {})
 NOBODY: Final = Visit(float("-inf"), _NOWHERE)
 
 
-def common(run: "array[int]", hashes: "array[int]", at: int) -> int:
+def common(run: Sequence[int], hashes: Sequence[int], at: int) -> int:
     """Return how many blocks of `run` the chain shares from `at` on; at least 1, as the key did.
 
     Chaining makes agreement monotone, so bisection finds its end.

@@ -237,7 +237,7 @@ def test_what_was_cleared_is_unknown_at_once_and_freed_in_slices() -> None:
     held.apply(stored([1], ids[:16]))  # under another bit: what is swept cannot touch it
     assert not held.sweep(40)
     assert index.depth(3, chain(ids)) == 1
-    assert len(index.masks) == 1
+    assert len(index.stretches) == 1
 
 
 def test_nothing_an_engine_can_say_raises() -> None:
@@ -272,7 +272,7 @@ def test_a_name_told_again_for_another_text_stands_for_the_first_and_leaves_noth
     assert index.depth(3, chain(other + after)) == 1
     assert held.broken == held.lost == 1
     held.apply(Removed([b"one", b"other", b"after", b"after"]))
-    assert not index.masks
+    assert not index.stretches
     assert held.blocks == 0
 
 
@@ -280,7 +280,7 @@ def test_names_told_again_over_and_over_take_no_more_memory() -> None:
     index, held = holdings()
     for number in range(100):
         held.apply(stored([b"first", b"same"], [*range(number, number + 16), *IDS[:16]]))
-    assert len(index.masks) == 2
+    assert len(index.stretches) == 2
     assert held.blocks == 2
 
 
@@ -288,7 +288,7 @@ def test_a_name_told_twice_in_one_event_leaves_nothing() -> None:
     index, held = holdings()
     held.apply(stored([b"same", b"same", b"next"], IDS[:48]))
     held.apply(Removed([b"next", b"same", b"same"]))
-    assert not index.masks
+    assert not index.stretches
     assert held.blocks == 0
 
 
@@ -298,4 +298,4 @@ def test_a_name_of_tokens_told_again_for_media_leaves_nothing() -> None:
     held.apply(stored([b"one"], IDS[:16], extra_keys=[[["image", 1]]]))
     assert index.depth(3, chain(IDS[:16])) == 1
     held.apply(Removed([b"one", b"one"]))
-    assert not index.masks
+    assert not index.stretches

@@ -5,7 +5,7 @@ from array import array
 
 import pytest
 
-from gateway.core.exact_index import ExactIndex, covered, merge
+from gateway.core.exact_index import MOST_BLOCKS, ExactIndex, beyond, merge
 
 PROMPT = array("Q", range(1000, 1010))
 
@@ -88,7 +88,7 @@ def test_memory_goes_back_to_nothing() -> None:
     while index.sweep(3):
         pass
     assert index.bytes == 0
-    assert index.masks == {}
+    assert index.stretches == {}
 
 
 @pytest.mark.parametrize(
@@ -113,6 +113,45 @@ def test_merge_believes_engines_where_they_are_exact_and_the_trie_elsewhere(
     assert merge(trie, told, exact, recent) == merged
 
 
-def test_covered_counts_those_at_least_as_deep() -> None:
+def test_beyond_is_what_one_lookup_found_deeper_than_the_other() -> None:
     told = [(2, 0b001), (5, 0b010), (9, 0b100)]
-    assert [covered(told, depth) for depth in (1, 5, 6, 10)] == [0b111, 0b110, 0b100, 0]
+    assert list(beyond([(1, 0b001), (5, 0b010), (9, 0b100)], told, 0b111, 99)) == []
+    assert list(beyond([(3, 0b001), (6, 0b110)], told, 0b111, 99)) == [(6, 0b010), (3, 0b001)]
+    assert list(beyond([(3, 0b001), (6, 0b110)], told, 0b001, 99)) == [(3, 0b001)]
+    assert list(beyond([(3, 0b001), (6, 0b110)], told, 0b111, 5)) == [(3, 0b001)]
+    assert list(beyond([(4, 0b1)], [], 0b1, 99)) == [(4, 0b1)]
+
+
+def test_a_conversation_held_by_many_is_as_many_stretches_as_there_are_depths() -> None:
+    index = ExactIndex()
+    chain = list(range(1, 101))
+    for slot in range(8):
+        lane = index.take(slot)
+        before = 0
+        for own in chain[: 100 - 10 * (slot % 4)]:  # told one by one
+            index.extend(lane, [own], before)
+            before = own
+    assert len(set(index.stretches.values())) == 4
+    for lane in (4, 5, 6, 7):
+        index.shrink(lane, chain[5:][::-1])
+    assert len(set(index.stretches.values())) == 5
+
+
+def test_a_block_lost_in_the_middle_ends_what_is_held_there() -> None:
+    index = index_of(10, 10)
+    index.shrink(0, [PROMPT[4]])
+    assert index.lookup(PROMPT, 0b11, 99) == [(4, 0b01), (10, 0b10)]
+    index.shrink(1, [PROMPT[0], PROMPT[9]])
+    assert index.lookup(PROMPT, 0b11, 99) == [(4, 0b01)]
+    index.extend(0, [PROMPT[4]])
+    assert index.lookup(PROMPT, 0b11, 99) == [(10, 0b01)]
+
+
+def test_no_stretch_is_so_long_that_moving_its_border_would_stall() -> None:
+    index = ExactIndex()
+    lane = index.take(0)
+    for own in range(1, 3000):
+        index.add(lane, own, own - 1)
+    longest = max(len(there.blocks) for there in index.stretches.values())
+    assert longest == MOST_BLOCKS
+    assert len(set(index.stretches.values())) == 3

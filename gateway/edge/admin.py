@@ -17,7 +17,7 @@ from aiohttp import web
 from gateway.core.request import RequestFault, check_weight
 from gateway.core.shadow import Tally
 from gateway.core.types import Explanation, HotPrefix
-from gateway.edge.live import Hub
+from gateway.edge.live import TICK_S, Hub
 from gateway.edge.live_frame import Scene, Seen
 from gateway.edge.live_page import LivePage
 from gateway.edge.same_site import Served, same_site_only
@@ -100,8 +100,8 @@ class AdminContext:
     host: str = ""  # the configured `admin.host`
 
 
-def build_admin(context: AdminContext) -> web.Application:
-    """Return the application; run it with `access_log=None`."""
+def build_admin(context: AdminContext, *, tick_s: float = TICK_S) -> web.Application:
+    """Return the application; run it with `access_log=None`. `tick_s` is the live page's."""
     app = web.Application(
         middlewares=[
             _answer_errors,
@@ -114,7 +114,7 @@ def build_admin(context: AdminContext) -> web.Application:
     # plain text, before any middleware.
     get = partial(app.router.add_get, expect_handler=_expect)
     post = partial(app.router.add_post, expect_handler=_expect)
-    hub = Hub(_scene(context))
+    hub = Hub(_scene(context), tick_s=tick_s)
     app.on_shutdown.append(hub.close)  # a view never ends by itself
     get("/", LivePage().page)
     get("/events", hub.events, allow_head=False)

@@ -103,7 +103,7 @@ class App:
                 rng=self._rng,
             )
         )
-        self.handler.recorder = self._journals.recorder
+        self._journals.listen_to(self.handler)
         self._listener = Listener(self.handler, config.limits, config.timeouts, self._clock)
         self._watch = Watch(
             targets_of(config),

@@ -20,6 +20,11 @@ def load_zmq(needed_by: str) -> ModuleType:
     return _load("zmq", needed_by, "events")
 
 
+def load_otel(needed_by: str) -> ModuleType:
+    """Return OpenTelemetry's OTLP exporter, as `load_zmq` does pyzmq."""
+    return _load("opentelemetry.exporter.otlp.proto.http.trace_exporter", needed_by, "otel")
+
+
 def load_optuna(needed_by: str) -> ModuleType:
     """Return optuna, as `load_zmq` does pyzmq."""
     return _load("optuna", needed_by, "tune")

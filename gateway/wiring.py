@@ -32,7 +32,15 @@ def targets_of(config: Config) -> list[Target]:
 
 def needs_restart(old: Config, new: Config) -> tuple[str, ...]:
     """Return the changed keys that only a start reads: the listeners' addresses, the recorder's."""
-    keys = ("listen.host", "listen.port", "admin.host", "admin.port", "record", "usage_log")
+    keys = (
+        "listen.host",
+        "listen.port",
+        "admin.host",
+        "admin.port",
+        "record",
+        "usage_log",
+        "traces",
+    )
     return tuple(key for key in keys if attrgetter(key)(old) != attrgetter(key)(new))
 
 

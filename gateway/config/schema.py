@@ -20,6 +20,7 @@ from gateway.config.admission import (
     UsageLogConfig,
 )
 from gateway.config.keys import Key
+from gateway.config.reporting import LogConfig, TracesConfig
 from gateway.config.routing import RoutingConfig
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "SloConfig",
     "StreamsConfig",
     "TimeoutsConfig",
+    "TracesConfig",
     "UsageLogConfig",
 ]
 
@@ -283,16 +285,6 @@ class CorsConfig(_Section, frozen=True):
     ] = []
 
 
-class LogConfig(_Section, frozen=True):
-    """Logs on standard error. Prompts and keys are never logged."""
-
-    format: Annotated[Literal["json", "console"], Key("Shape of a line.")] = "json"
-    level: Annotated[
-        Literal["debug", "info", "warning", "error"], Key("Least severity that is written.")
-    ] = "info"
-    requests: Annotated[bool, Key("One line per request.")] = True
-
-
 class Config(_Section, frozen=True):
     """The whole file."""
 
@@ -329,6 +321,7 @@ class Config(_Section, frozen=True):
         bool, Key("Send x-gateway-backend, -class, -policy, -prefix, -queue-ms, -attempts.")
     ] = True
     log: Annotated[LogConfig, Key("Logs.")] = LogConfig()
+    traces: Annotated[TracesConfig, Key("OpenTelemetry traces; off by default.")] = TracesConfig()
     usage_log: Annotated[UsageLogConfig, Key("Who used how many tokens.")] = UsageLogConfig()
     record: Annotated[
         str | None,

@@ -64,7 +64,7 @@ class Endings:
         self._route = route
         self.record = RequestRecord(
             request.request_id.decode("latin-1"),
-            route.path,
+            route.pattern or route.path,
             request.received_at,
             None,
             None,
@@ -229,7 +229,8 @@ class Endings:
             handler.quiet.set()
         try:
             if ticket is not None and not ticket.finished:
-                if ticket.held:
+                if ticket.held:  # it leaves, or is ended, while it waits
+                    record.queue_s = now - ticket.admitted_at
                     handler.parking.leave(ticket)
                 handler.dispatcher.finish(ticket, finish, now)
                 if self._prompter is not None:

@@ -35,7 +35,7 @@ from gateway.edge.query import (
     resolve_model,
     start_chain,
 )
-from gateway.edge.routes import Local
+from gateway.edge.routes import Local, Route
 from gateway.edge.upstreams import Upstreams
 from gateway.errors import (
     Draining,
@@ -50,6 +50,7 @@ from gateway.telemetry.record import RequestRecord
 from gateway.telemetry.recorder import Recorder
 
 _log = logging.getLogger("radixgate.edge")
+ExchangeOf = Callable[["Handler", ClientConnection, HttpRequest, Route], Exchange]
 _SHOWN_MAX = 4096  # (backend, class, policy) whose header lines are kept
 
 
@@ -98,6 +99,7 @@ class Handler:
         self.quiet = asyncio.Event()
         self.parking = Parking(parts.dispatcher)
         self.recorder: Recorder | None = None  # set by `app`, if a trace is recorded
+        self.exchange: ExchangeOf = Exchange  # `app` sets another while tracing is on
         self._catalog = parts.catalog
         self._today = parts.today
         self._rng = parts.rng
@@ -178,7 +180,7 @@ class Handler:
         if route.local is not None:
             self._answer_locally(connection, request, route.local)
             return None
-        exchange = Exchange(self, connection, request, route)
+        exchange = self.exchange(self, connection, request, route)
         self.live.add(exchange)
         exchange.begin()
         return None if exchange.ended else exchange
@@ -193,7 +195,7 @@ class Handler:
         self.telemetry.finished(
             RequestRecord(
                 request_id=request.request_id.decode() if request is not None else "",
-                api=route.path if route is not None else "other",
+                api=route.shown if route is not None else "other",
                 received_at=request.received_at if request is not None else self.clock(),
                 status=error.status,
                 outcome=error.outcome,

@@ -49,6 +49,7 @@ _NOTED = frozenset(  # read by us and forwarded
         b"conversation_id",
         b"x-opencode-session",
         b"x-task-id",
+        b"traceparent",
     }
 )
 _STEERING = frozenset(  # forwarded headers that vLLM obeys, or that would lie about the client

@@ -20,7 +20,10 @@ class Local(Enum):
 
 @dataclass(slots=True, frozen=True)
 class Route:
-    """A matched route. `path` is the canonical one, sent upstream; `id` the path's parameter."""
+    """A matched route. `path` is the canonical one, sent upstream; `id` the path's parameter.
+
+    `shown` is what logs and traces say: without the parameter, which is the client's.
+    """
 
     path: str
     methods: tuple[str, ...]
@@ -29,6 +32,12 @@ class Route:
     id: str | None = None
     open: bool = False
     multipart: bool = False
+    pattern: str | None = None
+
+    @property
+    def shown(self) -> str:
+        """Return the path's pattern."""
+        return self.pattern or self.path
 
     @property
     def anthropic(self) -> bool:
@@ -88,4 +97,5 @@ def _parametrised(path: str) -> Route | None:
     if match is None:
         return None
     methods = ("POST",) if match[2] else _GET
-    return Route(path, methods, api=Api.RESPONSES, id=match[1])
+    pattern = "/v1/responses/{id}" + (match[2] or "")
+    return Route(path, methods, api=Api.RESPONSES, id=match[1], pattern=pattern)

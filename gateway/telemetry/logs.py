@@ -2,25 +2,34 @@
 
 The event loop only formats and enqueues; a thread writes. A stalled terminal or pipe must never
 stall a stream: when the queue is full, lines are dropped and their number is written later. Must
-never hold a prompt or a key.
+never hold a prompt or a key: of a fault met with a request in hand, what the exception says is not
+written, as it may quote the request, nor what a callback was called with.
 """
 
 import logging
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from typing import BinaryIO, Protocol
+from zlib import crc32
 
 import orjson
 
+from gateway.core.types import Outcome
 from gateway.telemetry.record import RequestRecord
 
 _MAX_LINES = 10_000  # about 5 MB of request lines
 _BATCH = 4_096
 _PAUSE_S = 0.05  # between batches: waking the thread for every line would double a line's cost
+_USUAL = frozenset({Outcome.OK, Outcome.CLIENT_CLOSED})  # what sampling may leave out
+_HASHES = 1 << 32
+# Loggers whose faults were met with a request in hand. All others have nothing to quote.
+_NEAR_REQUESTS = ("exchange", "edge", "relay", "prompt", "admin", "tasks", "record", "usage")
+_WITHHELD = frozenset(f"radixgate.{name}" for name in _NEAR_REQUESTS) | {"asyncio"}
 
 
 class LogSettings(Protocol):
@@ -37,6 +46,10 @@ class LogSettings(Protocol):
     @property
     def requests(self) -> bool:
         """Return whether requests get a line; they count as `info`."""
+
+    @property
+    def sample(self) -> float:
+        """Return the share of the usual requests that get one."""
 
 
 class LineWriter:
@@ -102,6 +115,8 @@ class Logs:
     def __init__(self, writer: LineWriter) -> None:
         self.access: Callable[[RequestRecord], None] | None = None
         self._writer = writer
+        self._line = json_line
+        self._most = _HASHES
         self._handler = _Handler(writer)
         self._root = logging.getLogger()
         self._level_before = self._root.level
@@ -113,10 +128,11 @@ class Logs:
         as_json = settings.format == "json"
         self._root.setLevel(level)
         self._handler.setFormatter(_JsonFormatter() if as_json else _ConsoleFormatter())
+        self._line = json_line if as_json else console_line
+        self._most = int(settings.sample * _HASHES)
+        self.access = None
         if settings.requests and level <= logging.INFO:
-            self.access = self._json_line if as_json else self._console_line
-        else:
-            self.access = None
+            self.access = self._write if self._most >= _HASHES else self._write_some
 
     def close(self) -> None:
         """Take the logging out again and write what is queued."""
@@ -125,11 +141,13 @@ class Logs:
         self.access = None
         self._writer.close()
 
-    def _json_line(self, record: RequestRecord) -> None:
-        self._writer.write(json_line(record, _now()))
+    def _write(self, record: RequestRecord) -> None:
+        self._writer.write(self._line(record, _now()))
 
-    def _console_line(self, record: RequestRecord) -> None:
-        self._writer.write(console_line(record, _now()))
+    def _write_some(self, record: RequestRecord) -> None:
+        """Write a line for the share of the usual requests, and for every other."""
+        if record.outcome not in _USUAL or crc32(record.request_id.encode()) < self._most:
+            self._write(record)
 
 
 def setup(settings: LogSettings, stream: BinaryIO | None = None) -> Logs:
@@ -161,12 +179,14 @@ def json_line(record: RequestRecord, date: str) -> bytes:
             "completion_tokens": record.completion_tokens,
             "predicted_tokens": record.predicted_tokens,
             "cached_tokens": record.cached_tokens,
+            "uncached_tokens": _uncached(record),
             "chunks": record.chunks,
             "ran": record.ran,
             "attempts": record.attempts,
             "stream": record.stream,
             "client": record.client,
             "reason": record.reason,
+            "trace_id": record.trace_id,
         }
     )
 
@@ -174,11 +194,14 @@ def json_line(record: RequestRecord, date: str) -> bytes:
 def console_line(record: RequestRecord, date: str) -> bytes:
     """Return a request's line for people."""
     ttft = "-" if record.ttft_s is None else f"{record.ttft_s:.3f}s"
+    queue = "-" if record.queue_s is None else f"{record.queue_s:.3f}s"
     tokens = f"{_known(record.prompt_tokens)}+{_known(record.completion_tokens)}"
+    hit = record.predicted_tokens if record.cached_tokens is None else record.cached_tokens
     text = (
         f"{date[11:23]} {record.status} {record.outcome} {record.api} {record.model or '-'}"
         f" {record.cls or '-'} -> {record.backend or '-'} {record.total_s:.3f}s ttft {ttft}"
-        f" tokens {tokens} cached {_known(record.cached_tokens)} {record.request_id}"
+        f" queue {queue} tokens {tokens} hit {_known(hit)} uncached {_known(_uncached(record))}"
+        f" attempts {record.attempts} key {record.key or '-'} {record.request_id}"
     )
     return _printable(text).encode()
 
@@ -201,20 +224,50 @@ class _JsonFormatter(logging.Formatter):
             "ts": _date(record.created),
             "level": record.levelname.lower(),
             "event": record.name,
-            "message": record.getMessage(),
+            "message": _message(record),
         }
         if record.exc_info:
-            line["error"] = self.formatException(record.exc_info)
+            line["error"] = _error(record, self)
         return _dump(line).decode()
 
 
 class _ConsoleFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         date = _date(record.created)[11:23]
-        text = f"{date} {record.levelname.lower()} {record.name}: {_printable(record.getMessage())}"
+        text = f"{date} {record.levelname.lower()} {record.name}: {_printable(_message(record))}"
         if record.exc_info:
-            text += "\n" + self.formatException(record.exc_info)
+            text += "\n" + _error(record, self)
         return text
+
+
+def _message(record: logging.LogRecord) -> str:
+    """Return what is said; asyncio shows a callback's arguments, which may be a request's bytes."""
+    text = record.getMessage()
+    return text.partition("\n")[0].partition("(")[0] if record.name == "asyncio" else text
+
+
+def _error(record: logging.LogRecord, formatter: logging.Formatter) -> str:
+    """Return the traceback; where a request was in hand, without what the exceptions say."""
+    assert record.exc_info
+    if record.name not in _WITHHELD:
+        return formatter.formatException(record.exc_info)
+    blocks = []
+    error = record.exc_info[1]
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        frames = "".join(traceback.format_tb(error.__traceback__))
+        blocks.append(f"Traceback (most recent call last):\n{frames}{type(error).__qualname__}")
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return "\n\n".join(reversed(blocks))
+
+
+def _uncached(record: RequestRecord) -> int | None:
+    """Return the prompt tokens that were computed: as the engine says, else as predicted."""
+    hit = record.predicted_tokens if record.cached_tokens is None else record.cached_tokens
+    if record.prompt_tokens is None or hit is None:
+        return None
+    return max(0, record.prompt_tokens - hit)
 
 
 def _dump(line: Mapping[str, object]) -> bytes:

@@ -80,6 +80,7 @@ class RequestRecord(msgspec.Struct, gc=False):
     reason: str | None = None
     ran: bool = False
     chunks: int = 0
+    trace_id: str | None = None  # 32 hex digits, while the request is traced
 
     @property
     def used_completion_tokens(self) -> int:

@@ -2,6 +2,7 @@
 
 Prints microseconds of CPU per request: `python -m loadtest.bench.inprocess [SIZE TURNS [COUNT]]`;
 `--events N` streams N chunks per request and prints the cost of one; `--profile` runs cProfile.
+`--log FORMAT` and `--traces SHARE` add what is written and sent about a request, to nowhere.
 """
 
 import argparse
@@ -10,20 +11,31 @@ import cProfile
 import pstats
 import random
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import uvloop
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
 from gateway.collector import Collector
-from gateway.config.schema import Config
+from gateway.config.schema import Config, LogConfig
 from gateway.core.prompter import BytePrompter
 from gateway.core.queued import QueuedDispatcher
 from gateway.core.settings import BackendSpec, ClassSpec, CoreSettings, MatchRule, ModelSpec
 from gateway.edge.handler import Handler, Parts
 from gateway.edge.server import Listener
+from gateway.edge.traced import traced
 from gateway.edge.upstreams import Upstreams, UpstreamSpec
 from gateway.relay.connection import UpstreamConnection
+from gateway.telemetry.logs import setup
 from gateway.telemetry.metrics import Telemetry
+from gateway.telemetry.otlp import Exporter
+from gateway.telemetry.traces import Tracing
 from gateway.watch.catalog import Catalog
 from loadtest.bench import load
 from loadtest.bench.upstream import _ANSWER, _EVENT, _HEAD, _LAST
@@ -110,17 +122,44 @@ def connect(handler: Handler) -> list[UpstreamConnection]:
     return made
 
 
-async def run(size: int, turns: int, count: int, events: int) -> float:
-    """Return seconds for `count` requests; `events` > 0 streams that many chunks each."""
+class Nowhere(SpanExporter):
+    """Takes spans."""
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        assert spans
+        return SpanExportResult.SUCCESS
+
+
+@contextmanager
+def told(handler: Handler, options: argparse.Namespace) -> Iterator[None]:
+    """Add log lines and traces as asked."""
+    with ExitStack() as closing:
+        if options.log:
+            nowhere = closing.enter_context(Path("/dev/null").open("wb"))
+            settings = LogConfig(format=options.log, sample=options.sample)
+            logs = setup(settings, nowhere)
+            closing.callback(logs.close)
+            handler.telemetry.log = logs.access
+        if options.traces is not None:
+            sampler = ParentBased(TraceIdRatioBased(options.traces))
+            exporter = Exporter(Nowhere(), Resource({}), sampler)
+            closing.callback(exporter.close)
+            handler.exchange = traced(Tracing(exporter, random.Random(1)))
+        yield
+
+
+async def run(options: argparse.Namespace) -> float:
+    """Return the seconds that the requests took."""
+    size, turns, count, events = options.size, options.turns, options.count, options.events
     handler, listener = build(2)
     links = connect(handler)
     client = listener.protocol()
     client.connection_made(FakeTransport())  # type: ignore[arg-type]
-    options = b',"stream":true' if events else b""
-    requests = [load.request(load.conversation(size, turns, i, options)) for i in range(64)]
+    extra = b',"stream":true' if events else b""
+    requests = [load.request(load.conversation(size, turns, i, extra)) for i in range(64)]
     pieces = [requests[i % 64] for i in range(count)]
     stream = [_HEAD, *([_EVENT] * events), _LAST] if events else [_ANSWER]
-    with Collector():
+    with told(handler, options), Collector():
         start = time.process_time()
         for data in pieces:
             client.data_received(data)
@@ -138,15 +177,15 @@ def main() -> None:
     parser.add_argument("count", type=int, nargs="?", default=1500)
     parser.add_argument("--events", type=int, default=0)
     parser.add_argument("--runs", type=int, default=12)
+    parser.add_argument("--log", choices=["json", "console"])
+    parser.add_argument("--sample", type=float, default=1.0, help="log.sample")
+    parser.add_argument("--traces", type=float, metavar="SHARE")
     parser.add_argument("--profile", action="store_true")
     args = parser.parse_args()
     profile = cProfile.Profile()
     if args.profile:
         profile.enable()
-    spent = min(
-        uvloop.run(run(args.size, args.turns, args.count, args.events))
-        for _ in range(1 if args.profile else args.runs)
-    )
+    spent = min(uvloop.run(run(args)) for _ in range(1 if args.profile else args.runs))
     units = args.count * max(1, args.events)
     print(f"{spent / units * 1e6:.2f} µs per {'chunk' if args.events else 'request'}")
     if args.profile:

@@ -89,6 +89,61 @@ def test_request_lines_follow_the_settings(sink: Sink) -> None:
     assert not lines_on(LogConfig(level="warning"))
 
 
+def test_a_sample_is_chosen_by_request_id_and_never_of_what_failed(sink: Sink) -> None:
+    ids = [f"rg-{number:x}" for number in range(4_000)]
+    sink.logs.apply(LogConfig(sample=0.1))
+    assert sink.logs.access is not None
+    for request_id in ids:
+        sink.logs.access(replace(RECORD, request_id=request_id))
+        sink.logs.access(replace(RECORD, request_id=request_id))
+    for outcome in Outcome:
+        sink.logs.access(replace(RECORD, request_id="", outcome=outcome))
+
+    lines = [orjson.loads(line) for line in sink.lines()]
+    seen = [line["request_id"] for line in lines if line["request_id"]]
+    assert seen[::2] == seen[1::2]
+    assert 300 < len(seen) / 2 < 500
+    always = {line["outcome"] for line in lines if not line["request_id"]}
+    assert always >= set(Outcome) - {Outcome.OK, Outcome.CLIENT_CLOSED}
+
+
+@pytest.mark.parametrize(("sample", "lines"), [(0.0, 0), (1.0, 100)])
+def test_a_sample_of_nothing_and_of_all_is_that(sink: Sink, sample: float, lines: int) -> None:
+    sink.logs.apply(LogConfig(format="console", sample=sample))
+    assert sink.logs.access is not None
+    for number in range(100):
+        sink.logs.access(replace(RECORD, request_id=str(number)))
+
+    assert len(sink.lines()) == lines
+
+
+@pytest.mark.parametrize(
+    ("predicted", "cached", "uncached"),
+    [(6, 4, 5), (6, None, 3), (None, None, None), (12, None, 0)],
+)
+def test_uncached_is_what_the_engine_says_or_else_what_was_predicted(
+    predicted: int | None, cached: int | None, uncached: int | None
+) -> None:
+    record = replace(RECORD, predicted_tokens=predicted, cached_tokens=cached)
+
+    assert orjson.loads(json_line(record, DATE))["uncached_tokens"] == uncached
+    shown = "?" if uncached is None else str(uncached)
+    assert f"uncached {shown} " in console_line(record, DATE).decode()
+
+
+def test_a_fault_near_a_request_is_told_without_its_words(sink: Sink) -> None:
+    for name in ("radixgate.exchange", "radixgate.app"):
+        try:
+            int("why")
+        except ValueError:
+            logging.getLogger(name).exception("failed")
+
+    near, far = (orjson.loads(line)["error"] for line in sink.lines())
+    assert near.endswith("\nValueError")
+    assert "test_logs.py" in near
+    assert far.endswith("invalid literal for int() with base 10: 'why'")
+
+
 def test_lines_are_written_in_order(sink: Sink) -> None:
     assert sink.logs.access is not None
     for number in range(1_000):

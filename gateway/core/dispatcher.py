@@ -149,6 +149,11 @@ class Dispatcher(Views):
             ticket.tried += (ticket.slot,)
             self._bump(row.breaker.failed(ticket.id, now))
 
+    def excuse(self, ticket: Ticket) -> None:
+        """Note that however the ticket ends now is not its backend's fault."""
+        if ticket.slot not in ticket.tried:
+            ticket.tried += (ticket.slot,)
+
     def first_token(self, ticket: Ticket, now: float) -> None:
         """Note the first content byte: the prefill is paid. Later calls change nothing."""
         if ticket.finished:

@@ -155,18 +155,30 @@ class Fleet:
         row.belief.counted = None
 
     def expire_snapshots(self, now: float) -> None:
-        """Fall back to our own books where the last snapshot is too old to say anything."""
+        """Fall back to our own books where the last snapshot is too old to say anything.
+
+        With no load of others on it, such a backend would look better than those that tell of theirs:
+        it is taken to have what the fresh ones of its model have on average.
+        """
         limit = self.settings.stale_after_s
         self.fresh_until = float("inf")
+        stale = set()
         for row in self.by_name.values():
             if row.snapshot is None:
                 continue
             if now >= row.snapshot.at + limit:
+                stale.add(row)
                 row.kv_utilization = None
                 row.other_in_flight = row.other_context_tokens = row.reported_waiting = 0
                 row.other_owed_s = 0.0
             else:
                 self.fresh_until = min(self.fresh_until, row.snapshot.at + limit)
+        for pool in self.pools.values() if stale else ():
+            fresh = [row for row in pool.rows if row.snapshot is not None and row not in stale]
+            for row in stale.intersection(pool.rows) if fresh else ():
+                row.other_in_flight = sum(r.other_in_flight for r in fresh) // len(fresh)
+                row.other_context_tokens = sum(r.other_context_tokens for r in fresh) // len(fresh)
+                row.other_owed_s = sum(r.other_owed_s for r in fresh) / len(fresh)
 
     def note_block_size(self, row: Account, tokens_per_block: float) -> None:
         """Keep the index's capacity in step with how many tokens a block of it stands for."""

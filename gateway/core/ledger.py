@@ -118,8 +118,7 @@ class Account:
         self.breaker = breaker
         self.constants = CostSpec()  # the fleet puts in the configured ones
         self.up = True
-        self.draining = False
-        self.retired = False
+        self.draining = self.retired = False
         self.warm_from: float | None = None  # when it began to be let in (core/warm.py)
         self.serves: frozenset[str] = frozenset()
         # what our own live requests hold

@@ -64,12 +64,23 @@ class Deadlines(Endings):
             self._client.abort()
             return
         self._count_attempt(AttemptResult.TIMEOUT)
-        self._backend_failed()
+        self._blame()
         if relay is not None and relay.started:
             self._break_off(relay, Outcome.UPSTREAM_TIMEOUT, message)
             return
         self._stop_upstream()
         self.refuse(UpstreamTimeout(message))
+
+    def _blame(self) -> None:
+        """Count the silence against the backend; one that sent something of late had none."""
+        handler, relay, ticket = self._handler, self._relay, self.ticket
+        now, idle_s = handler.clock(), handler.timeouts.idle_s
+        if ticket is None:
+            return
+        if relay is not None and relay.last_at and (not idle_s or now < relay.last_at + idle_s):
+            handler.dispatcher.excuse(ticket)  # its answer is long: `timeouts.total_s`
+        else:
+            handler.dispatcher.attempt_failed(ticket, now)
 
     def _keepalive(self, now: float) -> float:
         """Break a stream's silence with a comment if configured; return when to look again."""

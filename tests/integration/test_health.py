@@ -166,11 +166,11 @@ async def test_r26_where_nobody_listens_two_are_tried_and_no_more() -> None:
     async with running(ok_chat, ok_chat, ok_chat, settings=IN_TURN) as rig:
         for backend in rig.backends:
             await backend.stop()
-        answers = [await rig.ask(CHAT) for _ in range(5)]
+        answers = [await rig.ask(CHAT) for _ in range(2)]  # more, and breakers open: see below
 
         assert {answer.status for answer in answers} == {502}
         assert {answer.header("x-gateway-attempts") for answer in answers} == {"2"}
-        assert rig.metric("gateway_upstream_attempts_total", result="connect_failed") == 10
+        assert rig.metric("gateway_upstream_attempts_total", result="connect_failed") == 4
 
 
 async def test_r27_a_429_is_passed_on_with_its_header_and_tried_nowhere_else() -> None:
@@ -438,6 +438,17 @@ async def test_all_down_for_longer_than_the_class_waits_is_a_503_that_says_when(
         assert 0 < int(answer.header("retry-after-ms") or 0) <= 60_000
         assert int(answer.header("x-gateway-queue-ms") or 200) >= 200
         assert rig.outcomes() == {"no_backend": 1}
+
+
+async def test_a_breaker_that_opens_has_its_backend_probed_at_once() -> None:
+    async with running(
+        ok_chat, ok_chat, settings=IN_TURN
+    ) as rig:  # the next probe is a minute away
+        await rig.backends[0].stop()
+        answers = [await rig.ask(CHAT) for _ in range(2 * TRIP_AFTER)]
+
+        assert {answer.status for answer in answers} == {200}
+        await eventually(lambda: rig.app.dispatcher._fleet.by_name["backend-1"].up is False, LONG_S)
 
 
 # --- by our own counts

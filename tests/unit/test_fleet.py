@@ -162,17 +162,20 @@ def test_others_load_is_what_exceeds_our_own_peak() -> None:
     assert row.other_owed_s > 0
 
 
-def test_a_stale_snapshot_takes_others_load_off_again() -> None:
+def test_a_stale_snapshot_takes_others_load_off_again_but_for_what_its_peers_show() -> None:
     made = fleet()
     rows = [made.by_name["b0"], made.by_name["b1"]]
     made.observe(rows[0], Snapshot(at=0.0, running=9, waiting=9, kv_utilization=0.9))
     made.observe(rows[1], Snapshot(at=0.5, running=4))
     made.expire_snapshots(0.8)
     stale = rows[0]
-    assert (stale.other_in_flight, stale.other_owed_s, stale.reported_waiting) == (0, 0.0, 0)
+    assert (stale.other_in_flight, stale.other_owed_s, stale.reported_waiting) == (4, 0.0, 0)
     assert stale.kv_utilization is None
     assert rows[1].other_in_flight == 4
     assert made.fresh_until == pytest.approx(1.25)
+    made.expire_snapshots(1.3)  # nobody tells anything
+    for row in rows:
+        assert (row.other_in_flight, row.other_owed_s, row.other_context_tokens) == (0, 0.0, 0)
 
 
 def test_another_profile_replaces_the_engine_model() -> None:

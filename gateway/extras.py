@@ -4,11 +4,31 @@ Must never import anything but what was asked for.
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 
 
 class MissingExtra(ValueError):
     """A feature was configured whose packages are not installed; the message says how to."""
+
+
+_NEEDED = {
+    "tokens": ("tokenizers", "jinja2"),
+    "events": ("zmq",),
+    "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
+}
+
+
+def is_missing(extra: str) -> bool:
+    """Return whether a package of `extra` is not installed; nothing of it is run."""
+    return not all(_is_there(module) for module in _NEEDED[extra])
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError):  # what holds it is not there
+        return False
 
 
 def load_zmq(needed_by: str) -> ModuleType:

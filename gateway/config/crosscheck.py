@@ -26,9 +26,9 @@ def cross_check(config: Config, places: Mapping[str, Where], top: Where, report:
         check_backends,
         _events,
         _weights,
-        _classes,
         _rules,
         _keys,
+        _classes,  # last: what it says of all of them must not hide who names one that is not there
     )
     for check in checks:
         check(config, at)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import gateway
-from gateway.extras import MissingExtra, load_figure, load_optuna, load_zmq
+from gateway.extras import MissingExtra, is_missing, load_figure, load_optuna, load_zmq
 
 
 def test_a_missing_package_is_told_with_the_extra_that_has_it(
@@ -23,6 +23,26 @@ def test_nothing_but_the_feature_imports_zmq() -> None:
     root = Path(gateway.__file__).parent
     importing = [path.name for path in root.rglob("*.py") if "import zmq" in path.read_text()]
     assert importing == []
+
+
+@pytest.mark.parametrize(
+    ("extra", "module"),
+    [
+        ("tokens", "jinja2"),
+        ("tokens", "tokenizers"),
+        ("events", "zmq"),
+        ("otel", "opentelemetry.sdk"),
+        ("otel", "opentelemetry"),
+    ],
+)
+def test_an_extra_is_missing_when_one_of_its_packages_is(
+    extra: str, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not is_missing(extra)
+    for name in [name for name in sys.modules if name.startswith(f"{module}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    assert is_missing(extra)
 
 
 @pytest.mark.parametrize(

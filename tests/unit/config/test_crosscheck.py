@@ -231,6 +231,17 @@ def test_a_mistake_in_an_item_does_not_hide_its_others(
     assert sorted(problem.key for problem in problems) == sorted(keys)
 
 
+def test_what_is_wrong_with_all_classes_hides_nobody_who_names_another(tmp_path: Path) -> None:
+    key = f"keys: [{{name: k, sha256: '{HASH}', class: nosuch}}]\n"
+    for classes in (
+        "{a: {default: true, share: 0.7}, b: {share: 0.4}}",
+        "{a: {}, b: {}}",
+    ):
+        problems = problems_of(tmp_path, ONE_BACKEND + key + f"classes: {classes}")
+
+        assert [problem.key for problem in problems] == ["keys[0].class", "classes"]
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -71,6 +71,8 @@ lock: $(TOOLS)/bin/uv ## resolve pyproject.toml again into the hashed lock files
 	$(TOOLS)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 		--custom-compile-command 'make lock' pyproject.toml -o requirements/core.lock
 	$(TOOLS)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+		--custom-compile-command 'make lock' pyproject.toml --extra tokens --extra tokens-fast --extra zstd --extra events --extra otel -o requirements/full.lock
+	$(TOOLS)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 		--custom-compile-command 'make lock' pyproject.toml --group dev --extra tokens --extra tokens-fast --extra zstd --extra events --extra otel --extra tune -o requirements/dev.lock
 	$(TOOLS)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 		--custom-compile-command 'make lock' --allow-unsafe requirements/build.in -o requirements/build.lock
@@ -78,6 +80,7 @@ lock: $(TOOLS)/bin/uv ## resolve pyproject.toml again into the hashed lock files
 reference: $(STAMP) ## write what is generated: config/reference.yaml, docs/configuration.md, docs/metrics.md, dashboards
 	$(BIN)/python -m gateway.config.reference --write
 	$(BIN)/python -m gateway.telemetry.reference --write
+	$(BIN)/python config/grafana/build.py
 
 clean: ## remove what the other targets made
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build *.egg-info

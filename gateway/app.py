@@ -4,7 +4,6 @@ The only module that knows every part. It decides nothing about a request.
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import random
@@ -34,6 +33,8 @@ from gateway.following import Following
 from gateway.journals import Journals
 from gateway.prompt.shelf import Tokenizers
 from gateway.source import Source
+from gateway.state import State
+from gateway.stopping import Stopping
 from gateway.telemetry.lag import watch_lag
 from gateway.telemetry.logs import Logs
 from gateway.telemetry.metrics import Telemetry
@@ -47,8 +48,7 @@ _BACKLOG = 4096
 _FIRST_ROUND_S = 2.0
 _HOUSEKEEPING_S = 1.0
 _RESOLVE_S = 10.0
-_FLUSH_POLL_S = 0.02
-_LAST_FLUSH_S = 1.0  # for the errors that the last requests are ended with
+_RESTORE_S = 3.0  # spent on a saved state before listening; the rest of it comes later
 _LOADING_S = 600.0  # how long a backend that never told its models makes an unknown one a 503
 
 
@@ -62,7 +62,6 @@ class App:
         self._loop = loop
         self._clock = loop.time
         self._rng = random.Random(os.urandom(16))  # noqa: S311 - spreads ties, guards nothing
-        self._salt = int.from_bytes(os.urandom(8), "little")
         self._tasks: list[asyncio.Task[None]] = []
         self._reloading = asyncio.Lock()
         self._addresses: Mapping[str, tuple[str, ...]] = {}
@@ -74,6 +73,7 @@ class App:
         """Build everything, listen, and wait for the first word of the backends (at most 2 s)."""
         Following.check(self.config)
         self._journals = await Journals.open(self.config, self._clock)
+        self._state = await State.open(self.config, self._clock)
         self._bind_listeners()  # first: an address in use is told before anything is open
         self._addresses = await resolve(self.config, self._addresses)
         config = self._expanded(self.config)
@@ -88,8 +88,9 @@ class App:
         self._catalog = Catalog(time)
         self._upstreams = Upstreams()
         self._upstreams.replace(upstream_specs(config))
-        by_bytes = BytePrompter(self._salt, config.index.block_bytes)
-        self._tokenizers = Tokenizers(self._salt, by_bytes, self.telemetry.fallback)
+        by_bytes = BytePrompter(self._state.salt, config.index.block_bytes)
+        self._block_bytes = config.index.block_bytes
+        self._tokenizers = Tokenizers(self._state.salt, by_bytes, self.telemetry.fallback)
         self.handler = Handler(
             Parts(
                 config=config,
@@ -105,6 +106,7 @@ class App:
         )
         self._journals.listen_to(self.handler)
         self._listener = Listener(self.handler, config.limits, config.timeouts, self._clock)
+        self._stopping = Stopping(self.handler, self._listener, lambda: self._server.close())  # noqa: PLW0108 - `_listen` makes it
         self._watch = Watch(
             targets_of(config),
             self.dispatcher,
@@ -116,12 +118,14 @@ class App:
             clock=self._clock,
         )
         self.dispatcher.tell_breakers(self._watch.breaker_changed)
-        self._following = Following(self.dispatcher, self._salt, self._clock)
+        self._following = Following(self.dispatcher, self._state.salt, self._clock)
         self._following.apply(config, self._tokenizers.prompters(config))
         self._publish(config, settings)
         await self._watch.start()
         await self._watch.first_round(_FIRST_ROUND_S)
         self._fit_blocks()
+        self._state.attach(self.dispatcher, by_bytes, self._way)
+        await self._state.settle(_RESTORE_S, wait=True)
         await self._listen(config)
         self._collector.start()
         self._tasks = [
@@ -136,33 +140,24 @@ class App:
                 name="collector",
             ),
             tasks.spawn(self._follow_dns(), name="dns"),
+            tasks.spawn(self._state.keep(), name="state"),
         ]
         return self
 
-    async def stop(self) -> None:
-        """Drain for `timeouts.drain_s`, end the rest honestly, give everything back."""
-        self.handler.drain()
-        self._server.close()
-        self._listener.close_idle()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.config.timeouts.drain_s):
-                await self.handler.quiet.wait()
-                await self._flushed()
-        self.hurry()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_FLUSH_S):
-                await self._flushed()
-        await self._close()
+    async def stop(self, *, announced: bool = False) -> None:
+        """Drain for `timeouts.drain_s`, end the rest honestly, give everything back.
 
-    async def _flushed(self) -> None:
-        """Wait until what was written to clients has left for their sockets."""
-        while self._listener.unsent():  # noqa: ASYNC110 - transports signal no empty buffer
-            await asyncio.sleep(_FLUSH_POLL_S)
+        `announced` = serve on for `timeouts.drain_delay_s` first, though not ready any more.
+        """
+        timeouts = self.config.timeouts
+        await self._stopping.run(timeouts.drain_delay_s if announced else 0.0, timeouts.drain_s)
+        if not self._stopping.hurried:
+            await self._state.save()
+        await self._close()
 
     def hurry(self) -> None:
         """End every open request now (a second signal)."""
-        for exchange in list(self.handler.live):
-            exchange.shut_down()
+        self._stopping.hurry()
 
     async def reload(self) -> ReloadResult:
         """Read the configuration again and take it whole, or keep the old one and say why."""
@@ -308,6 +303,10 @@ class App:
             _log.info("the engines' block size is another for: %s", ", ".join(changed))
             self._following.apply(self._expanded(self.config), self.handler.prompters)
 
+    def _way(self, model: str) -> str:
+        """Return all that the hashes of a model's prompts depend on besides the salt."""
+        return self._tokenizers.way(model) or f"bytes {self._block_bytes}"
+
     async def _housekeep(self) -> None:
         while True:
             await asyncio.sleep(_HOUSEKEEPING_S)
@@ -315,6 +314,7 @@ class App:
             self.handler.turn_day()
             self._note_awaited()
             self._fit_blocks()
+            await self._state.settle(_HOUSEKEEPING_S)
 
     async def _follow_dns(self) -> None:
         """Re-resolve `dns` backends; a changed set is applied like a reload."""

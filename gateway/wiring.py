@@ -40,6 +40,7 @@ def needs_restart(old: Config, new: Config) -> tuple[str, ...]:
         "record",
         "usage_log",
         "traces",
+        "state",
     )
     return tuple(key for key in keys if attrgetter(key)(old) != attrgetter(key)(new))
 

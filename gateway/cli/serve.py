@@ -17,7 +17,8 @@ from gateway.telemetry import logs
 
 HELP = "run the gateway"
 EPILOG = """\
-signals: SIGTERM, SIGINT drain (a second one ends at once); SIGHUP reloads the configuration
+signals: SIGTERM says so to load balancers for timeouts.drain_delay_s, then drains; SIGINT (Ctrl-C)
+drains; a second one of either ends at once; SIGHUP reloads the configuration
 exit codes: 0 ok, 1 failed, 2 bad usage or configuration
 
 examples:
@@ -105,27 +106,32 @@ async def _serve(source: Source, loaded: Loaded) -> int:
     if not signals.ended.is_set():
         print(f"radixgate ready: {app.url}/v1 admin {app.admin_url}", flush=True)
     await signals.ended.wait()
-    await app.stop()
+    await app.stop(announced=signals.announced)
     installed.close()
     return 0
 
 
 class _Signals:
-    """What signals do, from before the start on: the first ends gently, the second at once."""
+    """What signals do, from before the start on: the first ends gently, the second at once.
+
+    `announced` = the end is to be seen by load balancers first: whoever sends SIGTERM may be an
+    orchestrator that still sends us clients, who types Ctrl-C has none that cannot be cut off.
+    """
 
     def __init__(self, app: App) -> None:
-        self.started = False
+        self.started = self.announced = False
         self.ended = asyncio.Event()
         self._app = app
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.end)
+        loop.add_signal_handler(signal.SIGTERM, self.end, True)
+        loop.add_signal_handler(signal.SIGINT, self.end)
         loop.add_signal_handler(signal.SIGHUP, self.reload)
 
-    def end(self) -> None:
+    def end(self, announced: bool = False) -> None:
         """Drain; when already draining, end what is open. Before the start: right after it."""
         if self.ended.is_set() and self.started:
             self._app.hurry()
+        self.announced = announced and self.started
         self.ended.set()
 
     def reload(self) -> None:

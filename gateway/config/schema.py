@@ -22,6 +22,7 @@ from gateway.config.admission import (
 from gateway.config.keys import Key
 from gateway.config.reporting import LogConfig, TracesConfig
 from gateway.config.routing import RoutingConfig
+from gateway.config.state import StateConfig
 
 __all__ = [
     "BUILTIN_CLASSES",
@@ -44,6 +45,7 @@ __all__ = [
     "QueueConfig",
     "RetriesConfig",
     "SloConfig",
+    "StateConfig",
     "StreamsConfig",
     "TimeoutsConfig",
     "TracesConfig",
@@ -240,8 +242,19 @@ class TimeoutsConfig(_Section, frozen=True):
         float, Key("Silence within an answer. 0 = none.", unit="s", ge=0, le=86_400)
     ] = 600.0
     total_s: Annotated[float, Key("A whole request. 0 = none.", unit="s", ge=0, le=86_400)] = 0.0
+    drain_delay_s: Annotated[
+        float,
+        Key(
+            "After SIGTERM the gateway is not ready but serves on for so long, until load "
+            "balancers have seen it; SIGINT (Ctrl-C) does not wait.",
+            unit="s",
+            ge=0,
+            le=3_600,
+        ),
+    ] = 5.0
     drain_s: Annotated[
-        float, Key("Finishing open requests after SIGTERM.", unit="s", ge=0, le=86_400)
+        float,
+        Key("Then, the listener closed: finishing open requests.", unit="s", ge=0, le=86_400),
     ] = 30.0
     header_s: Annotated[
         float, Key("Receiving a client's request head.", unit="s", gt=0, le=3_600)
@@ -323,6 +336,7 @@ class Config(_Section, frozen=True):
     log: Annotated[LogConfig, Key("Logs.")] = LogConfig()
     traces: Annotated[TracesConfig, Key("OpenTelemetry traces; off by default.")] = TracesConfig()
     usage_log: Annotated[UsageLogConfig, Key("Who used how many tokens.")] = UsageLogConfig()
+    state: Annotated[StateConfig, Key("What is kept over a restart.")] = StateConfig()
     record: Annotated[
         str | None,
         Key(

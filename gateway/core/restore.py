@@ -133,6 +133,17 @@ class Restoration:
             self._doing = None
         return True
 
+    @property
+    def awaits(self) -> bool:
+        """Whether a backend that is up has yet to say which process it is."""
+        rows = [self._fleet.by_name.get(name) for name in self.waiting]
+        return any(row is not None and row.up for row in rows)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no backend is half restored."""
+        return self._doing is None
+
     # -- inside -----------------------------------------------------------------------------
 
     def _learn_models(self, outputs: OutputLengths) -> None:

@@ -88,6 +88,8 @@ class ClientConnection(Receiver):
 
     def respond(self, request: HttpRequest, status: int, headers: bytes, body: bytes) -> None:
         """Write a whole answer of ours."""
+        if self._listener.closing:
+            request.keep_alive = False
         self.keep_alive = request.keep_alive
         head = answer_head(status, headers, len(body), request)
         self.transport.write(head if request.method == "HEAD" else head + body)
@@ -106,8 +108,11 @@ class ClientConnection(Receiver):
                 self._pump()
 
     def close_if_idle(self) -> None:
-        """Close unless a request is being received or answered."""
-        if self._exchange is None and not self._ready and self._request is None:
+        """Close unless a request is being received or answered, or waits to be read."""
+        busy = self._exchange is not None or self._ready or self._request is not None
+        if busy or self._in_head or self.transport.is_closing():
+            return
+        if not self._polled(select.POLLIN):  # closing would reset what has come
             self._close()
 
     def abort(self) -> None:
@@ -139,9 +144,12 @@ class ClientConnection(Receiver):
 
     def _left(self) -> bool:
         """Return whether the client has gone, which a socket that is not read does not tell."""
-        sock = self.transport.get_extra_info("socket")
+        return self._polled(_GONE)
+
+    def _polled(self, events: int) -> bool:
+        """Return whether the system knows of any of these for the socket."""
         poll = select.poll()
-        poll.register(sock.fileno(), _GONE)
+        poll.register(self.transport.get_extra_info("socket").fileno(), events)
         return bool(poll.poll(0))
 
     def _serve(self, request: HttpRequest) -> None:

@@ -94,7 +94,7 @@ class Handler:
         self.clock = parts.clock
         self.responses = ResponseHomes()
         self.live: set[Endings] = set()
-        self.draining = False
+        self.leaving = self.draining = False
         self.awaiting_models = False  # set by `app`: a backend has not told its models yet
         self.quiet = asyncio.Event()
         self.parking = Parking(parts.dispatcher)
@@ -236,9 +236,13 @@ class Handler:
             for exchange in self.live
         )
 
+    def leave(self) -> None:
+        """Be ready no more; what comes all the same is served."""
+        self.leaving = True
+
     def drain(self) -> None:
         """Begin nothing new."""
-        self.draining = True
+        self.leaving = self.draining = True
         if not self.live:
             self.quiet.set()
 
@@ -318,8 +322,8 @@ class Handler:
         return found
 
     def ready(self) -> bool:
-        """Return whether requests can be served: not draining, and a backend is up."""
-        return not self.draining and any(
+        """Return whether requests can be served: not leaving, and a backend is up."""
+        return not self.leaving and any(
             b.up and not b.draining for b in self.dispatcher.backends(self.clock())
         )
 

@@ -89,9 +89,15 @@ class Listener:
         if self._timer is not None:
             self._timer.cancel()
 
-    def close_idle(self) -> None:
-        """Stop keep-alive: idle connections close now, busy ones after their answer."""
+    def close_after_answers(self) -> None:
+        """Stop keep-alive: connections close after their next answer, which says so."""
         self.closing = True
+        for connection in self.connections:
+            connection.keep_alive = False  # of an answer that has not begun
+
+    def close_idle(self) -> None:
+        """Close what is idle; the rest closes after its answer."""
+        self.close_after_answers()
         for connection in list(self.connections):
             connection.close_if_idle()
 

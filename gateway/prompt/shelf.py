@@ -70,6 +70,15 @@ class Tokenizers:
             if size is not None and self._named[name].use_block_tokens(name, size)
         ]
 
+    def way(self, model: str) -> str | None:
+        """Return what a model's chains depend on: its files and block size; None = no tokenizer."""
+        prompter = self._named.get(model)
+        if prompter is None:
+            return None
+        states = [state for state, held in self._held.values() if held is prompter]
+        files = [(path, size) for state in states for path, _, size in state if size]
+        return f"tokens {prompter.block_tokens_of(model)} {files}"
+
     def _load(self, paths: Paths) -> "tuple[State, TokenPrompter]":
         from gateway.prompt.load import load_prompter  # noqa: PLC0415 - an optional extra
 

@@ -1,0 +1,72 @@
+"""How a gateway stops: announced, then drained; what is left is told so and ended.
+
+While it is announced everything is served, so that load balancers can look elsewhere first, and
+every answer closes its connection. Then nothing new is accepted; open requests, those that wait for a
+backend included, have the drain time. Must never end a request early but on a second signal.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+
+from gateway.edge.handler import Handler
+from gateway.edge.server import Listener
+
+_FLUSH_POLL_S = 0.02
+_LAST_FLUSH_S = 1.0  # for the errors that the last requests are ended with
+
+
+class Stopping:
+    """The end of one gateway. `close_door` closes the data listener."""
+
+    def __init__(
+        self, handler: Handler, listener: Listener, close_door: Callable[[], None]
+    ) -> None:
+        self._handler = handler
+        self._listener = listener
+        self._close_door = close_door
+        self._hurried = asyncio.Event()
+
+    async def run(self, delay_s: float, drain_s: float) -> None:
+        """Return when every request has ended and what was answered has been sent."""
+        self._handler.leave()
+        self._listener.close_after_answers()
+        if delay_s:
+            await _within(delay_s, self._hurried.wait())
+        self._handler.drain()
+        self._close_door()
+        self._listener.close_idle()
+        if self.hurried:
+            self._end_all()  # those that began since
+        await _within(drain_s, self._quiet())
+        self._end_all()
+        await _within(_LAST_FLUSH_S, self._flushed())
+
+    def hurry(self) -> None:
+        """End every open request now, and wait no more (a second signal)."""
+        self._hurried.set()
+        self._end_all()
+
+    @property
+    def hurried(self) -> bool:
+        """Whether nothing is wanted any more but the end."""
+        return self._hurried.is_set()
+
+    def _end_all(self) -> None:
+        for exchange in list(self._handler.live):
+            exchange.shut_down()
+
+    async def _quiet(self) -> None:
+        await self._handler.quiet.wait()
+        while self._listener.unsent() and not self.hurried:  # noqa: ASYNC110 - transports signal no empty buffer
+            await asyncio.sleep(_FLUSH_POLL_S)
+
+    async def _flushed(self) -> None:
+        """Wait until what was written to clients has left for their sockets."""
+        while self._listener.unsent():  # noqa: ASYNC110 - as above
+            await asyncio.sleep(_FLUSH_POLL_S)
+
+
+async def _within(seconds: float, awaited: Awaitable[object]) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(awaited, seconds)

@@ -1,0 +1,230 @@
+"""SIGTERM and Ctrl-C on a real process (case D62); what requests see of it."""
+
+import asyncio
+import signal
+
+from gateway.tasks import spawn
+from tests.integration.rig import (
+    DONE,
+    Client,
+    Conn,
+    Received,
+    chat,
+    chat_event,
+    eventually,
+    get,
+    post,
+    running,
+)
+from tests.integration.serve_rig import WAIT_S, Served, scripted, served
+
+CHAT = "/v1/chat/completions"
+STREAM = post(CHAT, chat(stream=True))
+PLAIN = post(CHAT, chat())
+
+
+class Gate:
+    """A backend script whose streams begin at once and end when told."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+        self.begun = 0
+
+    async def __call__(self, conn: Conn, request: Received) -> None:
+        if b'"stream":true' not in request.body:
+            await conn.json({"choices": []})
+            return
+        self.begun += 1
+        await conn.sse(chat_event("a"))
+        await self.open.wait()
+        await conn.chunk(DONE)
+        await conn.end()
+
+
+async def not_ready(gateway: Served) -> None:
+    """Wait until the admin listener says so; it has no other way to be told when."""
+    async with asyncio.timeout(WAIT_S):
+        while (await gateway.ask(get("/readyz"), gateway.admin)).status != 503:
+            pass
+
+
+async def finished(stream: Client) -> list[bytes]:
+    """Read a stream's chunks to the last."""
+    parts = [await stream.chunk()]
+    while parts[-1]:
+        parts.append(await stream.chunk())
+    return parts
+
+
+async def broken_off(stream: Client) -> None:
+    """Read an error and the end in the stream's own form."""
+    text = b"".join(await finished(stream))
+    assert b"shutting down" in text
+    assert text.endswith(DONE)
+
+
+async def test_d62_streams_outlive_sigterm_and_the_process_ends_well() -> None:
+    gate = Gate()
+    delay = ("--set", "timeouts.drain_delay_s=3600")
+    async with scripted(gate) as backends, served(*delay, backends=backends) as gateway:
+        streams = [await gateway.connect() for _ in range(5)]
+        for stream in streams:
+            await stream.send(STREAM)
+            assert (await stream.head()).status == 200
+        kept = await gateway.connect()
+        await kept.send(PLAIN)
+        assert (await kept.answer()).header("connection") != "close"
+
+        gateway.signal()
+        await not_ready(gateway)
+        assert (await gateway.ask(get("/readyz"))).status == 503  # and it accepts
+        assert (await gateway.ask(get("/healthz"))).status == 200
+        fresh = await gateway.ask(PLAIN)
+        assert (fresh.status, fresh.header("connection")) == (200, "close")
+        await kept.send(PLAIN)
+        answer = await kept.answer()
+        assert (answer.status, answer.header("connection")) == (200, "close")
+        assert await kept.at_eof()
+
+        gate.open.set()
+        for stream in streams:
+            assert DONE in await finished(stream)
+            assert await stream.at_eof()
+        gate.open.clear()
+        late = await gateway.connect()
+        await late.send(STREAM)
+        assert (await late.head()).status == 200
+        gateway.signal()  # a second one waits for nothing
+        await broken_off(late)
+        assert await gateway.ended() == 0
+
+
+async def test_after_the_delay_the_listener_is_closed_and_streams_go_on() -> None:
+    gate = Gate()
+    async with (
+        scripted(gate) as backends,
+        served("--set", "timeouts.drain_delay_s=0.2", backends=backends) as gateway,
+    ):
+        stream = await gateway.connect()
+        await stream.send(STREAM)
+        assert (await stream.head()).status == 200
+        gateway.signal()
+        await gateway.refuses()
+        assert gateway.process.returncode is None
+        gate.open.set()
+        assert DONE in await finished(stream)
+        assert await gateway.ended() == 0
+
+
+async def test_ctrl_c_waits_for_no_load_balancer_and_a_second_one_for_no_stream() -> None:
+    gate = Gate()
+    settings = ("--set", "timeouts.drain_delay_s=3600", "--set", "timeouts.drain_s=3600")
+    async with scripted(gate) as backends, served(*settings, backends=backends) as gateway:
+        stream = await gateway.connect()
+        await stream.send(STREAM)
+        assert (await stream.head()).status == 200
+        gateway.signal(signal.SIGINT)
+        await gateway.refuses()
+        gateway.signal(signal.SIGINT)
+        await broken_off(stream)
+        assert await gateway.ended() == 0
+
+
+async def test_what_is_left_after_the_drain_time_gets_its_error_in_band() -> None:
+    gate = Gate()
+    async with running(gate, settings=("timeouts.drain_s=0.1",)) as rig:
+        stream = await rig.connect()
+        await stream.send(STREAM)
+        assert (await stream.head()).status == 200
+        await rig.app.stop()
+        await broken_off(stream)
+
+
+async def test_a_request_on_a_kept_socket_is_told_draining_once_nothing_new_may_begin() -> None:
+    gate = Gate()
+    async with running(gate, settings=("timeouts.drain_s=3600",)) as rig:
+        stream, kept = await rig.connect(), await rig.connect()
+        await stream.send(STREAM)
+        assert (await stream.head()).status == 200
+        await kept.send(PLAIN[:-5])  # begun before, complete after
+        await eventually(lambda: any(c._request is not None for c in rig.app._listener.connections))
+        stopping = spawn(rig.app.stop(), name="stop")
+        await eventually(lambda: rig.handler.draining)
+        await kept.send(PLAIN[-5:])
+        answer = await kept.answer()
+        assert (answer.status, answer.code) == (503, "draining")
+        assert answer.header("connection") == "close"
+        assert answer.header("retry-after")
+        assert await kept.at_eof()
+        gate.open.set()
+        await stopping
+
+
+async def test_a_request_that_has_just_come_is_answered_not_reset() -> None:
+    """Closing a socket that holds what nobody has read resets it: its client would see no answer."""
+    gate = Gate()
+    async with running(gate, settings=("timeouts.drain_s=3600",)) as rig:
+        stream, kept = await rig.connect(), await rig.connect()
+        await stream.send(STREAM)
+        assert (await stream.head()).status == 200
+        await kept.send(PLAIN)
+        assert (await kept.answer()).status == 200
+        (mine,) = [c for c in rig.app._listener.connections if c._exchange is None]
+        mine.transport.pause_reading()  # it is in the kernel, and stays there
+        await kept.send(PLAIN)
+        await eventually(lambda: mine._polled(1))
+        stopping = spawn(rig.app.stop(), name="stop")
+        await eventually(lambda: rig.handler.draining)
+        mine.transport.resume_reading()
+        answer = await kept.answer()
+        assert (answer.status, answer.code) == (503, "draining")
+        gate.open.set()
+        await stopping
+
+
+async def test_requests_that_wait_at_the_gateway_are_served_while_it_drains() -> None:
+    gate = Gate()
+    async with running(gate, settings=("timeouts.drain_s=3600", "queue.owed_s=0.001")) as rig:
+        long = chat("x" * 200_000, stream=True)
+        first, second = await rig.connect(), await rig.connect()
+
+        async def hold(conn: Conn, request: Received) -> None:
+            if rig.backends[0].received[-1] is request and len(rig.backends[0].received) == 1:
+                await gate.open.wait()
+            await conn.sse(chat_event("a"), DONE)
+            await conn.end()
+
+        rig.backends[0].script = hold
+        await first.send(post(CHAT, long))
+        await eventually(lambda: len(rig.backends[0].received) == 1)
+        await second.send(post(CHAT, chat("y" * 200_000, stream=True)))
+        await eventually(
+            lambda: any(e.ticket is not None and e.ticket.held for e in rig.handler.live)
+        )
+        stopping = spawn(rig.app.stop(), name="stop")
+        await eventually(lambda: rig.handler.draining)
+        gate.open.set()
+        for client in (first, second):
+            answer = await client.answer()
+            assert answer.status == 200
+            assert answer.body.endswith(DONE)
+        await stopping
+        assert rig.outcomes() == {"ok": 2}
+
+
+async def test_requests_that_still_wait_when_the_drain_time_is_over_are_told_so() -> None:
+    async def silent(conn: Conn, _: Received) -> None:
+        await conn.gone()
+
+    async with running(silent, settings=("timeouts.drain_s=0.2", "queue.owed_s=0.001")) as rig:
+        clients = [await rig.connect() for _ in range(2)]
+        for number, client in enumerate(clients):
+            await client.send(post(CHAT, chat(f"{number}" * 200_000, stream=True)))
+        await eventually(
+            lambda: any(e.ticket is not None and e.ticket.held for e in rig.handler.live)
+        )
+        await rig.app.stop()
+        for client in clients:
+            answer = await client.answer()
+            assert (answer.status, answer.code) == (503, "draining")
+            assert answer.header("retry-after")

@@ -5,7 +5,7 @@ groups, joins or shows by must be one that its series have at that point.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -200,13 +200,12 @@ def _joined(expr: Any, shown: Shown) -> frozenset[str] | None:
     for side in (left, right):
         if on - side:
             raise Unknown(f"on {sorted(on - side)}, which {sorted(side)} do not have")
-    match str(modifier.card):
-        case "VectorMatchCardinality.ManyToMany":  # and, or, unless
-            return left
-        case "VectorMatchCardinality.OneToOne":
-            if not left == right == on:
-                raise Unknown(f"several of {sorted(left)} or {sorted(right)} have one {sorted(on)}")
-            return on
+    if modifier.card == promql.VectorMatchCardinality.ManyToMany:  # and, or, unless
+        return left
+    if modifier.card == promql.VectorMatchCardinality.OneToOne:
+        if not left == right == on:
+            raise Unknown(f"several of {sorted(left)} or {sorted(right)} have one {sorted(on)}")
+        return on
     extra = frozenset(modifier.group_labels)
     if extra - right:
         raise Unknown(f"group_left {sorted(extra - right)}, which {sorted(right)} do not have")
@@ -221,22 +220,23 @@ _READERS: dict[Any, Callable[[Any, Shown], frozenset[str] | None]] = {
 }
 
 
-def selectors(expr: str) -> Iterator[str]:
-    """Yield the metrics that a query reads."""
+def selectors(expr: str) -> list[str]:
+    """Return the metrics that a query reads."""
+    found: list[str] = []
 
-    def walk(node: Any) -> Iterable[str]:
-        match node:
-            case promql.VectorSelector():
-                yield node.name
-            case promql.MatrixSelector():
-                yield node.vector_selector.name
-            case promql.ParenExpr() | promql.UnaryExpr() | promql.AggregateExpr():
-                yield from walk(node.expr)
-            case promql.Call():
-                for arg in node.args:
-                    yield from walk(arg)
-            case promql.BinaryExpr():
-                yield from walk(node.lhs)
-                yield from walk(node.rhs)
+    def note(node: Any) -> None:
+        if isinstance(node, promql.VectorSelector):
+            found.append(node.name or "")
+        elif isinstance(node, promql.MatrixSelector):
+            note(node.vector_selector)
+        elif isinstance(node, promql.BinaryExpr):
+            note(node.lhs)
+            note(node.rhs)
+        elif isinstance(node, promql.Call):
+            for arg in node.args:
+                note(arg)
+        elif hasattr(node, "expr"):
+            note(node.expr)
 
-    yield from walk(promql.parse(expand(expr)))
+    note(promql.parse(expand(expr)))
+    return found

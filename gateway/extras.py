@@ -55,6 +55,13 @@ def load_figure(needed_by: str) -> ModuleType:
     return _load("matplotlib.figure", needed_by, "tune")
 
 
+def load_rich(needed_by: str) -> ModuleType:
+    """Return rich with what draws a live screen, as `load_zmq` does pyzmq."""
+    for module in ("rich.live", "rich.text"):
+        _load(module, needed_by, "top")
+    return _load("rich", needed_by, "top")
+
+
 def _load(module: str, needed_by: str, extra: str) -> ModuleType:
     try:
         return import_module(module)

@@ -16,7 +16,7 @@ from typing import Protocol, cast
 import gateway
 from gateway.config.problems import ConfigErrors
 
-COMMANDS = ("serve", "check", "demo", "replica", "replay", "tune", "explain", "key")
+COMMANDS = ("serve", "check", "demo", "replica", "replay", "tune", "explain", "top", "key")
 OK, FAILED, BAD_USAGE = 0, 1, 2
 
 _EXIT_CODES = "exit codes: 0 ok, 1 failed, 2 bad usage or configuration"

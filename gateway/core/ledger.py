@@ -25,6 +25,8 @@ _SILENT_ALLOWANCE = 1.5
 _SILENT_EXTRA_S = 0.1
 # They end on a grid, many at once: a fraction of any prefill worth telling apart. Binary, so exact.
 _SILENT_GRAIN_S = 1 / 64
+# More than may be in flight; beyond, the next to end counts as ended.
+MAX_SILENT = 16_384
 STALE = -inf
 
 
@@ -312,7 +314,10 @@ class SilentPrefills:
         due = now + _SILENT_ALLOWANCE * owed_s + _SILENT_EXTRA_S
         due = (due // _SILENT_GRAIN_S + 1.0) * _SILENT_GRAIN_S
         self._added += 1
-        heappush(self._heap, (due, self._added, row, ticket))
+        heap = self._heap
+        heappush(heap, (due, self._added, row, ticket))
+        if len(heap) > MAX_SILENT:
+            self._settle()
         if due < self.next_due:  # noqa: PLR1730 - a third of the price of min
             self.next_due = due
 
@@ -321,12 +326,19 @@ class SilentPrefills:
         heap = self._heap
         changed = []
         while heap and heap[0][0] <= now:
-            _, _, row, ticket = heappop(heap)
-            if ticket.owes and row.live.get(ticket.id) is ticket:
-                row.prefilled(ticket)
+            row = self._settle()
+            if row is not None:
                 changed.append(row)
         self.next_due = heap[0][0] if heap else inf
         return changed
+
+    def _settle(self) -> Account | None:
+        """Take the next off the books; return its backend if it was still on them."""
+        _, _, row, ticket = heappop(self._heap)
+        if not ticket.owes or row.live.get(ticket.id) is not ticket:
+            return None
+        row.prefilled(ticket)
+        return row
 
 
 def _stride(chain: Chain) -> int:

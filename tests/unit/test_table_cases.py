@@ -9,12 +9,13 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from gateway.core import chain as chaining
+from gateway.core import ledger
 from gateway.core.prompter import BytePrompter
 from gateway.core.request import parse_json
 from gateway.core.settings import EngineProfile
 from gateway.core.trie import INSERT_SLICE, RadixTrie
 from gateway.core.types import Api
-from tests.core_kit import chain, dispatcher, query, serve
+from tests.core_kit import admit, chain, dispatcher, done, query, serve
 
 KIB = 1024
 
@@ -144,3 +145,17 @@ def test_r20_a_turn_of_a_known_conversation_hashes_little_more_than_what_is_new(
     ]
     assert turn() > blocks
     assert hashed <= 2 * KIB + 16 * KIB + 512  # back to the last checkpoint, never to the start
+
+
+def test_r19_prefills_nobody_will_see_the_end_of_are_kept_in_a_bounded_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ledger, "MAX_SILENT", 20)
+    core = dispatcher(1)
+    tickets = [admit(core, query((f"p{i}", 640), stream=False), 0.0) for i in range(50)]
+
+    assert len(core._silent) == 20
+    assert sum(ticket.owes for ticket in tickets) == 20
+    for ticket in tickets:
+        core.finish(ticket, done(), 0.1)
+    assert core.backends(0.1)[0].owed_prefill_s == 0.0

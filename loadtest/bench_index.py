@@ -216,12 +216,14 @@ class Run:
             calls.time(lookup, prompt)
 
     def insert(self) -> None:
-        calls = self.calls("insert of a turn, evicting")
-        for _ in range(CALLS):
-            self.put(calls, *self.traffic.next_turn())
-        calls = self.calls("insert of a prompt, evicting")
-        for _ in range(CALLS):
-            self.put(calls, *self.traffic.prompt())
+        """Into a full index: each request also ends, which is when its room is made."""
+        for what, next_ in (("turn", self.traffic.next_turn), ("prompt", self.traffic.prompt)):
+            calls = self.calls(f"insert of a {what}, full")
+            after = self.calls(f"settle after a {what}")
+            for _ in range(CALLS):
+                home, prompt = next_()
+                self.put(calls, home, prompt)
+                after.time(self.trie.settle, home)
 
     def forget(self) -> None:
         """Halve one backend, drop another, and give the memory of both back in slices."""

@@ -94,6 +94,7 @@ def _crowd(row: "Account", trie: "RadixTrie", tokens: float, now: float) -> None
         first = _NOBODYS + (row.slot << 40) + row.belief.nobody
         row.belief.nobody += 1
         trie.insert(row.slot, array("Q", [first]) * blocks, now)
+        trie.settle(row.slot)
 
 
 def shared(claims: list[Claim], hits: int) -> list[tuple[Claim, int]]:

@@ -225,6 +225,7 @@ class Dispatcher(Views):
             return
         trie = self._fleet.trie
         trie.insert(row.slot, hashes, now)
+        trie.settle(row.slot)
         row.oldest_use = trie.oldest_use(row.slot, row.full_blocks)
 
     def forget_prefixes(self, model: str) -> None:

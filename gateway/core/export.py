@@ -114,7 +114,7 @@ def _saved(visit: Visit, told: Told) -> tuple[SavedVisit, int]:
             anchor = last
             break
         runs.append(node.run)
-        shared.append(bool(node.kids) or len(node.stamps) > 1)
+        shared.append(bool(node.kids) or isinstance(node.used, dict))
         if shared[-1]:
             told.add(last)
         node = node.parent

@@ -143,6 +143,7 @@ class Fleet:
                 self.exactness.judge(row, ticket.hit_tokens, cached_tokens)
             elif learn_cache(row, trie, claim_of(ticket), cached_tokens, now):
                 self.fit_index(row)
+        trie.settle(row.slot)
         row.oldest_use = trie.oldest_use(row.slot, row.full_blocks)
 
     def forget(self, row: Account) -> None:

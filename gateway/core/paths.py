@@ -9,6 +9,7 @@ from array import array
 from gateway.core.runs import (
     BLOCK_BYTES,
     HOLDER_BYTES,
+    NO_KIDS,
     NOBODY,
     NODE_BYTES,
     VISIT_BYTES,
@@ -54,26 +55,19 @@ class Paths:
             kids = node.kids
             child = kids.get(hashes[at])
             if child is None:
-                if not kids and node.mask == bit:  # a conversation's private end: grow in place
-                    node.run.extend(hashes[at:])
-                else:
-                    if len(kids) == WIDE and not isinstance(kids, Fan):
-                        node.kids = kids = Fan(kids)
-                    kids[hashes[at]] = node = Node(hashes[at:], bit, node, {lane: visit})
-                    self.nodes += 1
-                    self._holders += 1
                 share.blocks += end - at
                 self.total_blocks += end - at
+                if kids or node.mask != bit:
+                    return self._grow(node, hashes[at:], bit, visit)
+                node.run.extend(hashes[at:])  # a conversation's private end: in place
                 return node
             run = child.run
             length = len(run)
             if length > end - at or run[length - 1] != hashes[at + length - 1]:
                 length = common(run, hashes, at)
                 child = self._split(child, length)
-            stamps = child.stamps
-            old = stamps.get(lane)
+            old = child.stamp(lane, bit, visit)
             if old is None:
-                child.mask |= bit
                 share.blocks += length
                 self._holders += 1
             elif old.leaf is child:
@@ -81,8 +75,7 @@ class Paths:
                 old.newer.older = old.older
                 old.newer = old.older = NOBODY
                 self._visits -= 1
-            stamps[lane] = visit
-            if len(kids) == 1 and node.mask == child.mask and node.stamps == child.stamps:
+            if len(kids) == 1 and node.mask == child.mask and node.used == child.used:
                 self._merge(node, child)
             node = child
             at += length
@@ -98,18 +91,12 @@ class Paths:
         end = len(hashes)
         node = self._root
         while at < end:
-            kids = node.kids
-            child = kids.get(hashes[at])
+            child = node.kids.get(hashes[at])
             if child is None:
-                if len(kids) == WIDE and not isinstance(kids, Fan):
-                    node.kids = kids = Fan(kids)
-                kids[hashes[at]] = node = Node(hashes[at:], bit, node, {lane: visit})
-                self.nodes += 1
-                self._holders += 1
                 share.blocks += end - at
                 self.total_blocks += end - at
-                return node
-            held = lane in child.stamps
+                return self._grow(node, hashes[at:], bit, visit)
+            held = child.mask & bit
             length = len(child.run)
             if length > end - at or child.run[length - 1] != hashes[at + length - 1]:
                 length = common(child.run, hashes, at)
@@ -117,26 +104,38 @@ class Paths:
                     return None
                 child = self._split(child, length)
             if not held:
-                child.mask |= bit
-                child.stamps[lane] = visit
+                child.stamp(lane, bit, visit)
                 share.blocks += length
                 self._holders += 1
             node = child
             at += length
-        return node if node.stamps.get(lane) is visit else None
+        return node if node.use(lane) is visit else None
+
+    def _grow(self, node: Node, run: "array[int]", bit: int, visit: Visit) -> Node:
+        """Put a child under `node`, and return it."""
+        kids = node.kids
+        if not kids:
+            node.kids = kids = {}
+        elif len(kids) == WIDE and not isinstance(kids, Fan):
+            node.kids = kids = Fan(kids)
+        kids[run[0]] = child = Node(run, bit, node, visit)
+        self.nodes += 1
+        self._holders += 1
+        return child
 
     def _split(self, node: Node, keep: int) -> Node:
         """Put a new node with the first `keep` blocks above `node`, and return it."""
         parent = node.parent
         assert parent is not None  # the root has no run to split
         run = node.run
-        top = Node(run[:keep], node.mask, parent, node.stamps.copy())
+        used = node.used
+        top = Node(run[:keep], node.mask, parent, used.copy() if isinstance(used, dict) else used)
         parent.kids[run[0]] = top
-        top.kids[run[keep]] = node
+        top.kids = {run[keep]: node}
         node.run = run[keep:]
         node.parent = top
         self.nodes += 1
-        self._holders += len(top.stamps)
+        self._holders += node.mask.bit_count()
         return top
 
     def _merge(self, node: Node, only: Node) -> None:
@@ -147,12 +146,12 @@ class Paths:
         only.run = node.run + only.run
         only.parent = parent
         self.nodes -= 1
-        self._holders -= len(node.stamps)
+        self._holders -= node.mask.bit_count()
 
     def _try_merge(self, node: Node) -> None:
         if len(node.kids) == 1 and node.parent is not None:
             (only,) = node.kids.values()
-            if node.mask == only.mask and node.stamps == only.stamps:
+            if node.mask == only.mask and node.used == only.used:
                 self._merge(node, only)
 
     def _cut(self, share: Share, node: Node, keep: int) -> None:
@@ -166,21 +165,24 @@ class Paths:
             self._split(node, keep)
         parent = node.parent
         assert parent is not None  # no visit ends at the root
-        visit = node.stamps.pop(share.lane)
-        node.mask ^= share.bit
+        visit = node.let_go(share.lane)
         share.blocks -= len(node.run)
         self._holders -= 1
-        if parent.stamps.get(share.lane) is visit:
+        if parent.use(share.lane) is visit:
             visit.leaf = parent
         else:
             visit.leave()
             self._visits -= 1
         if node.mask:
             self._try_merge(node)
-        else:
-            del parent.kids[node.run[0]]
-            self.nodes -= 1
-            self.total_blocks -= len(node.run)
+            return
+        kids = parent.kids
+        del kids[node.run[0]]
+        self.nodes -= 1
+        self.total_blocks -= len(node.run)
+        if not kids:
+            parent.kids = NO_KIDS
+        elif len(kids) == 1:
             self._try_merge(parent)
 
     def _evict(self, share: Share, count: int, nodes: int) -> int:
@@ -189,32 +191,15 @@ class Paths:
         Stops after `nodes` nodes; returns how many of those are left.
         """
         head = share.visits
-        bit = share.bit
         while count > 0 and nodes > 0 and (visit := head.newer) is not head:
             nodes -= 1
             node = visit.leaf
             length = len(node.run)
             if length > count:
-                if node.mask == bit:
-                    share.blocks -= count
-                    self.total_blocks -= count
-                    del node.run[length - count :]
-                else:
-                    self._cut(share, node, length - count)
+                self._cut(share, node, length - count)
                 break
             count -= length
-            parent = node.parent
-            if node.mask == bit and parent is self._root:
-                del parent.kids[node.run[0]]  # a whole prompt nobody else shares
-                node.stamps.clear()
-                share.blocks -= length
-                self.total_blocks -= length
-                self.nodes -= 1
-                self._holders -= 1
-                visit.leave()
-                self._visits -= 1
-            else:
-                self._cut(share, node, 0)
+            self._cut(share, node, 0)
         return nodes
 
     def _expire(self, share: Share, nodes: int) -> int:

@@ -9,13 +9,16 @@ from typing import Final
 
 # CPython 3.11 sizes, checked against tracemalloc by the unit tests.
 BLOCK_BYTES: Final = 8
-NODE_BYTES: Final = 500  # node, array, table of stamps, share of the parent's table
-HOLDER_BYTES: Final = 25  # one more entry in a node's stamps
+NODE_BYTES: Final = 210  # node, array, share of the parent's table
+HOLDER_BYTES: Final = 80  # the first is the rest of that, the others an entry in a table
 VISIT_BYTES: Final = 80  # visit, its float
 
 WIDE: Final = 16_384
 """Children from which on a node has a `Fan`."""
 FAN_PARTS: Final = 64
+
+SLACK_BLOCKS: Final = 1024
+"""What an insert may leave over a capacity, a long prompt's; 3 % of a large one, 12 of a small."""
 
 
 class Visit:
@@ -53,21 +56,61 @@ class Visit:
 
 
 class Node:
-    """A run of blocks. `stamps` has one visit for each bit of `mask`, keyed by lane.
+    """A run of blocks. `used` is the visit that last used it, by lane for each bit of `mask`.
 
-    `kids` has each child by the first block of its run.
+    With one holder it is the visit itself: most nodes are the ends of short prompts, and a table
+    is as large as all the rest of them. `kids` has each child by the first block of its run; those
+    without any share `NO_KIDS`.
     """
 
-    __slots__ = ("kids", "mask", "parent", "run", "stamps")
+    __slots__ = ("kids", "mask", "parent", "run", "used")
 
     def __init__(
-        self, run: "array[int]", mask: int, parent: "Node | None", stamps: dict[int, Visit]
+        self,
+        run: "array[int]",
+        mask: int,
+        parent: "Node | None",
+        used: Visit | dict[int, Visit],
     ) -> None:
         self.run = run
         self.mask = mask
         self.parent = parent
-        self.stamps = stamps
-        self.kids: dict[int, Node] | Fan = {}
+        self.used = used
+        self.kids: dict[int, Node] | Fan = NO_KIDS
+
+    def use(self, lane: int) -> Visit | None:
+        """Return the visit by which a lane's backend last used this; None: it does not hold it."""
+        used = self.used
+        if isinstance(used, dict):
+            return used.get(lane)
+        return used if self.mask >> lane & 1 else None
+
+    def stamp(self, lane: int, bit: int, visit: Visit) -> Visit | None:
+        """Note a use; return the lane's last one, None: it is a new holder."""
+        used = self.used
+        if isinstance(used, dict):
+            old = used.get(lane)
+            used[lane] = visit
+            self.mask |= bit
+            return old
+        if self.mask == bit:
+            self.used = visit
+            return used
+        self.used = {self.mask.bit_length() - 1: used, lane: visit}
+        self.mask |= bit
+        return None
+
+    def let_go(self, lane: int) -> Visit:
+        """Take a holder out; return its last use."""
+        used = self.used
+        self.mask ^= 1 << lane
+        if isinstance(used, dict):
+            visit = used.pop(lane)
+            if len(used) == 1:
+                (self.used,) = used.values()
+            return visit
+        self.used = NOBODY  # a held visit that ends here must not be a cycle
+        return used
 
 
 class Fan:
@@ -115,14 +158,15 @@ class Fan:
 class Share:
     """A backend's part of the trie: one lane of the masks. `visits` is the head of its ring.
 
+    It holds `capacity` blocks, and until its next request has ended up to `most`.
     `aged` = the heap of ages has an entry for it (one at most). `until` = what was last used by
     then is to be forgotten.
     """
 
-    __slots__ = ("aged", "bit", "blocks", "capacity", "lane", "until", "visits")
+    __slots__ = ("aged", "bit", "blocks", "capacity", "lane", "most", "until", "visits")
 
     def __init__(self, capacity: int, lane: int) -> None:
-        self.capacity = capacity
+        self.resize(capacity)
         self.lane = lane
         self.bit = 1 << lane
         self.blocks = 0
@@ -130,11 +174,19 @@ class Share:
         self.until = float("-inf")
         self.visits = Visit(float("-inf"), _NOWHERE)
 
+    def resize(self, capacity: int) -> None:
+        """Change how much fits."""
+        self.capacity = capacity
+        self.most = capacity + min(capacity >> 3, max(SLACK_BLOCKS, capacity >> 5))
+
     def oldest(self) -> Visit | None:
         """Return the visit whose blocks go first; None if nothing is held."""
         first = self.visits.newer
         return None if first is self.visits else first
 
+
+NO_KIDS: Final[dict[int, Node]] = {}
+"""Of all nodes without children: never to be changed."""
 
 _NOWHERE: Final = Node(array("Q"), 0, None, {})
 NOBODY: Final = Visit(float("-inf"), _NOWHERE)

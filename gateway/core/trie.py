@@ -10,6 +10,10 @@ lower end of v's path, so a list of visits in time order, each with its lowest n
 LRU. A split copies stamps and moves nothing. The list is linked: a dict used as a queue walks over
 the gap its deleted head leaves, and that cost 0.8 s stalls at 100,000 prompts.
 
+An insert is on a request's path, so it leaves a little more than fits: a share of the capacity at
+most; `settle` evicts it when a request has ended, `sweep` at the latest. The byte cap is never
+passed: `sweep` keeps a little room below it.
+
 No call works off more than a slice of what is to be forgotten. A dropped backend changes its bit, so
 that no lookup sees the old one; memory is given back by later calls and by `sweep`.
 
@@ -41,10 +45,14 @@ __all__ = ["DEFAULT_MAX_BYTES", "MAX_SLOTS", "RadixTrie", "Visit"]
 MAX_SLOTS: Final = 256
 DEFAULT_MAX_BYTES: Final = 512 * 1024 * 1024
 
-# Nodes that one call takes from a backend: some 2 us each. An insert's own evictions are the smaller
-# slice, and still more than the two nodes it can add, so that a backlog always shrinks.
+# Nodes that one call takes from a backend: some 2 us each. What an insert evicts, or `settle` after
+# it, is the smaller slice, and still more than the two nodes it can add, so that a backlog always shrinks.
 SLICE: Final = 256
 INSERT_SLICE: Final = 64
+
+
+# What is kept free below the byte cap: 1.5 %.
+ROOM_SHIFT: Final = 6
 
 
 class RadixTrie(Paths):
@@ -73,7 +81,7 @@ class RadixTrie(Paths):
     def set_capacity(self, slot: int, capacity_blocks: int) -> None:
         """Change how much `slot` can hold; what no longer fits is evicted now and by `sweep`."""
         share = self._shares[slot]
-        share.capacity = max(0, capacity_blocks)
+        share.resize(max(0, capacity_blocks))
         if share.blocks > share.capacity:
             self._evict(share, share.blocks - share.capacity, SLICE)
             self._shrink(SLICE)
@@ -121,7 +129,13 @@ class RadixTrie(Paths):
             left = self._expire(share, left)
             if share.blocks > share.capacity:
                 left = self._evict(share, share.blocks - share.capacity, left)
-        return self._shrink(left) <= 0
+        return self._shrink(left, self.max_bytes >> ROOM_SHIFT) <= 0
+
+    def settle(self, slot: int) -> None:
+        """Evict what inserts left over a capacity: for when a request of `slot` has ended."""
+        share = self._shares[slot]
+        if share.blocks > share.capacity:
+            self._evict(share, share.blocks - share.capacity, INSERT_SLICE)
 
     # -- what is held -----------------------------------------------------------------------
 
@@ -200,9 +214,9 @@ class RadixTrie(Paths):
         kids = self._root.kids
         while at < depth:
             child = kids.get(hashes[at])
-            if child is None or lane not in child.stamps:
+            visit = None if child is None else child.use(lane)
+            if child is None or visit is None:
                 break
-            visit = child.stamps[lane]
             if visit is not used:
                 used = visit
                 own = 0
@@ -227,7 +241,7 @@ class RadixTrie(Paths):
             visits -= 1
             if visit.at < before:
                 node: Node | None = visit.leaf
-                while node is not None and node.stamps.get(lane) is visit:
+                while node is not None and node.use(lane) is visit:
                     blocks += len(node.run)
                     node = node.parent
             visit = visit.older
@@ -255,8 +269,8 @@ class RadixTrie(Paths):
         visit.newer = head
         last.newer = head.older = visit
         self._visits += 1
-        if share.blocks > share.capacity:
-            self._evict(share, share.blocks - share.capacity, INSERT_SLICE)
+        if share.blocks > share.most:
+            self._evict(share, share.blocks - share.most, INSERT_SLICE)
         cells = self.total_blocks * BLOCK_BYTES + self._holders * HOLDER_BYTES
         if cells + self.nodes * NODE_BYTES + self._visits * VISIT_BYTES > self.max_bytes:
             self._shrink(INSERT_SLICE)
@@ -296,7 +310,7 @@ class RadixTrie(Paths):
         while node.parent is not None and end > depth:
             if any(kid.mask & bit for kid in node.kids.values()):
                 break
-            if visit is not None and node.stamps[share.lane] is not visit:
+            if visit is not None and node.use(share.lane) is not visit:
                 break
             parent = node.parent
             end -= len(node.run)
@@ -334,13 +348,14 @@ class RadixTrie(Paths):
             self._lanes.free(share.lane)
         return nodes
 
-    def _shrink(self, nodes: int) -> int:
-        """Evict until the estimate is within `max_bytes`: what was dropped, then the least used.
+    def _shrink(self, nodes: int, room: int = 0) -> int:
+        """Evict until there is `room` below `max_bytes`: what was dropped, then the least used.
 
         Stops after `nodes` nodes; returns how many of those are left.
         """
         ages = self._ages
-        while self.bytes > self.max_bytes and nodes > 0:
+        most = self.max_bytes - room
+        while self.bytes > most and nodes > 0:
             if self._dying:
                 nodes = self._bury(nodes)
                 continue
@@ -360,7 +375,7 @@ class RadixTrie(Paths):
             node = visit.leaf
             keep = 0
             if node.mask == share.bit:  # alone here, so a part of it frees memory
-                excess = self.bytes - self.max_bytes
+                excess = self.bytes - most
                 keep = max(0, len(node.run) - 1 - excess // BLOCK_BYTES)
             self._cut(share, node, keep)
         return nodes

@@ -54,6 +54,8 @@ class TrieMachine(RuleBasedStateMachine):
     def insert(self, slot: int, chain: list[int], tick: float) -> None:
         self.now += tick
         visit = self.trie.insert(slot, array("Q", chain), self.now)
+        check_caps(self.trie)
+        self.trie.settle(slot)
         number = self.naive.insert(slot, chain, self.now)
         if visit is not None:
             self.visits.append((slot, chain, visit, number))
@@ -181,6 +183,7 @@ def test_twenty_thousand_random_steps_equal_the_naive_index(
             slot, chain = recent[-1][:2]
         chains = [*chains[-49:], chain]
         visit = trie.insert(slot, array("Q", chain), step / 10)
+        trie.settle(slot)
         number = naive.insert(slot, chain, step / 10)
         assert visit is not None
         recent = [*recent[-5:], (slot, chain, visit, number)]

@@ -66,6 +66,7 @@ def test_shared_head_outlives_its_tails() -> None:
     head = range(1, 6)
     for user in range(50):
         trie.insert(0, chain(*head, *range(100 * user + 100, 100 * user + 104)), float(user))
+    trie.settle(0)
     assert trie.depths(chain(*head)) == {0: 5}
     assert trie.blocks(0) == 20
 
@@ -158,6 +159,46 @@ def test_removed_slot_starts_empty_when_reused() -> None:
 def test_slot_outside_the_mask_is_refused() -> None:
     with pytest.raises(ValueError, match="slot 256"):
         RadixTrie().add_backend(256, 10)
+
+
+def test_an_insert_leaves_a_little_over_the_capacity_for_when_the_request_has_ended() -> None:
+    trie = trie_of(0, 1, capacity=800)
+    for number in range(9):
+        trie.insert(0, chain(*range(number * 100, number * 100 + 100)), float(number))
+    assert trie.blocks(0) == 900
+    trie.insert(0, chain(*range(900, 1000)), 9.0)
+    assert trie.blocks(0) == 900
+    trie.settle(1)
+    assert trie.blocks(0) == 900
+    trie.settle(0)
+    assert trie.blocks(0) == 800
+    trie.insert(0, chain(*range(1000, 1050)), 10.0)
+    assert trie.depths(chain(*range(200, 300))) == {0: 100}
+    assert not trie.sweep()
+    assert trie.blocks(0) == 800
+    assert trie.depths(chain(*range(200, 300))) == {0: 50}
+
+
+def test_no_more_than_a_share_of_the_capacity_is_left_over() -> None:
+    for capacity, over in ((7, 0), (80, 10), (8192, 1024), (20_000, 1024), (64_000, 2000)):
+        trie = trie_of(0, capacity=capacity)
+        trie.insert(0, array("Q", range(capacity + over)), 1.0)
+        assert trie.blocks(0) == capacity + over
+        trie.insert(0, chain(1 << 60, 1 << 61), 2.0)
+        assert trie.blocks(0) == capacity + over
+        trie.set_capacity(0, capacity)
+        assert trie.blocks(0) == capacity
+
+
+def test_sweeps_keep_room_below_the_byte_cap() -> None:
+    trie = trie_of(0, capacity=10**6)
+    trie.max_bytes = 400_000
+    for number in range(4000):
+        trie.insert(0, chain(*range(number * 9, number * 9 + 9)), float(number))
+        assert trie.bytes <= 400_000
+        if number > 2000:
+            assert not trie.sweep()
+            assert 380_000 < trie.bytes <= 394_000
 
 
 def test_shrinking_capacity_evicts_at_once() -> None:
@@ -349,6 +390,8 @@ def test_children_beyond_a_dicts_easy_growth_are_found_and_taken_out_again() -> 
     trie = trie_of(0, capacity=WIDE + 100)
     for number in range(WIDE + 300):
         trie.insert(0, chain(number), float(number))
+    while trie.sweep():
+        pass
     assert isinstance(trie._root.kids, Fan)
     assert len(trie._root.kids) == WIDE + 100 == trie.blocks(0)
     assert trie.depths(chain(WIDE + 299)) == {0: 1}

@@ -21,13 +21,16 @@ from gateway.config.build import core_settings
 from gateway.config.load import Loaded
 from gateway.config.problems import ConfigErrors
 from gateway.config.schema import Config
+from gateway.config.secrets import admin_digests
 from gateway.core.prompter import BytePrompter
 from gateway.core.queued import QueuedDispatcher
 from gateway.core.settings import CoreSettings
 from gateway.edge.admin import AdminContext, ReloadResult, build_admin
+from gateway.edge.door import Door
 from gateway.edge.handler import Handler, Parts
 from gateway.edge.server import Listener
 from gateway.edge.sockets import bind, url_of
+from gateway.edge.tls import Handshakes
 from gateway.edge.upstreams import Upstreams
 from gateway.following import Following
 from gateway.journals import Journals
@@ -38,16 +41,17 @@ from gateway.stopping import Stopping
 from gateway.telemetry.lag import watch_lag
 from gateway.telemetry.logs import Logs
 from gateway.telemetry.metrics import Telemetry
+from gateway.tls import Certificates
 from gateway.watch.catalog import Catalog
 from gateway.watch.names import resolve
 from gateway.watch.poller import Watch
 from gateway.wiring import needs_restart, pace_of, targets_of, upstream_specs
 
 _log = logging.getLogger("radixgate.app")
-_BACKLOG = 4096
 _FIRST_ROUND_S = 2.0
 _HOUSEKEEPING_S = 1.0
 _RESOLVE_S = 10.0
+_CERTIFICATES_S = 5.0
 _RESTORE_S = 3.0  # spent on a saved state before listening; the rest of it comes later
 _LOADING_S = 600.0  # how long a backend that never told its models makes an unknown one a 503
 
@@ -66,12 +70,18 @@ class App:
         self._reloading = asyncio.Lock()
         self._addresses: Mapping[str, tuple[str, ...]] = {}
         self._unknown: list[str] = []  # top-level backends that have not told their models
+        self._certificates = Certificates(
+            Handshakes(lambda result: self.telemetry.handshake(result), self._clock),  # noqa: PLW0108 - `start` makes it
+            lambda result: self.telemetry.certificate(result),  # noqa: PLW0108 - same
+        )
         self.config = self._started_with = loaded.config
         self.started_at = self._awaited_since = self._clock()
 
     async def start(self) -> Self:
         """Build everything, listen, and wait for the first word of the backends (at most 2 s)."""
         Following.check(self.config)
+        await asyncio.to_thread(self._certificates.read, self.config)
+        self._admin_keys = admin_digests(self.config.admin, os.environ)
         self._journals = await Journals.open(self.config, self._clock)
         self._state = await State.open(self.config, self._clock)
         self._bind_listeners()  # first: an address in use is told before anything is open
@@ -87,7 +97,7 @@ class App:
         self._collector = Collector(self.telemetry.collector_pause)
         self._catalog = Catalog(time)
         self._upstreams = Upstreams()
-        self._upstreams.replace(upstream_specs(config))
+        self._upstreams.replace(upstream_specs(config, self._certificates))
         by_bytes = BytePrompter(self._state.salt, config.index.block_bytes)
         self._block_bytes = config.index.block_bytes
         self._tokenizers = Tokenizers(self._state.salt, by_bytes, self.telemetry.fallback)
@@ -108,7 +118,7 @@ class App:
         self._listener = Listener(self.handler, config.limits, config.timeouts, self._clock)
         self._stopping = Stopping(self.handler, self._listener, lambda: self._server.close())  # noqa: PLW0108 - `_listen` makes it
         self._watch = Watch(
-            targets_of(config),
+            targets_of(config, self._certificates),
             self.dispatcher,
             self._catalog,
             pace=pace_of(config),
@@ -141,6 +151,7 @@ class App:
             ),
             tasks.spawn(self._follow_dns(), name="dns"),
             tasks.spawn(self._state.keep(), name="state"),
+            tasks.spawn(self._follow_certificates(), name="certificates"),
         ]
         return self
 
@@ -167,7 +178,9 @@ class App:
                 addresses = await resolve(loaded.config, self._addresses)
                 await asyncio.to_thread(self._tokenizers.prompters, loaded.config)
                 restart = needs_restart(self._started_with, loaded.config)
+                await asyncio.to_thread(self._certificates.read, loaded.config)
                 self._apply(loaded.config, addresses)
+                await self._open_door()
             except ConfigErrors as errors:
                 return self._not_reloaded([str(problem) for problem in errors.problems])
             except ValueError as error:
@@ -178,10 +191,17 @@ class App:
             _log.warning("these take effect with the next start: %s", ", ".join(restart))
         return ReloadResult(ok=True, needs_restart=restart)
 
+    async def renew_certificates(self) -> None:
+        """Take changed certificate files: new connections use them, open ones go on."""
+        async with self._reloading:
+            if await asyncio.to_thread(self._certificates.refresh):
+                self._apply(self.config, self._addresses)
+                await self._open_door()
+
     @property
     def url(self) -> str:
         """Return the data listener's URL."""
-        return url_of(self._server.sockets[0])
+        return self._server.url
 
     @property
     def admin_url(self) -> str:
@@ -200,9 +220,8 @@ class App:
             raise
 
     async def _listen(self, config: Config) -> None:
-        self._server = await self._loop.create_server(
-            self._listener.protocol, sock=self._socket, backlog=_BACKLOG
-        )
+        self._server = Door(self._listener, self._socket)
+        await self._open_door()
         self._listener.start_ticking()
         context = AdminContext(
             dispatcher=self.dispatcher,
@@ -215,10 +234,18 @@ class App:
             started_at=self.started_at,
             body_bytes=config.limits.body_mib * 1024 * 1024,
             host=config.admin.host,
+            keys=lambda: self._admin_keys,
         )
         self._runner = web.AppRunner(build_admin(context), access_log=None)
         await self._runner.setup()
         await web.SockSite(self._runner, self._admin_socket).start()
+
+    async def _open_door(self) -> None:
+        """Accept clients with the certificate in force, if there is one."""
+        context = self._certificates.listener(self.config)
+        if context is not None:
+            self.telemetry.expect_handshakes()
+        await self._server.open(context)
 
     async def _close(self) -> None:
         self._listener.stop_ticking()
@@ -239,7 +266,8 @@ class App:
         """Take a configuration. Everything that can fail comes before the first change."""
         expanded = expand_dns(config, addresses)
         settings = core_settings(expanded, self._catalog.served())
-        specs = upstream_specs(expanded)
+        specs = upstream_specs(expanded, self._certificates)
+        admin_keys = admin_digests(expanded.admin, os.environ)
         prompters = self._tokenizers.prompters(expanded)  # `reload` has loaded them
         Following.check(expanded)
         self.dispatcher.apply(settings, self._clock())
@@ -247,11 +275,12 @@ class App:
         if config is not self.config:
             self._awaited_since = self._clock()
         self.config = config
+        self._admin_keys = admin_keys
         self._addresses = addresses
         self._upstreams.replace(specs)
         self.handler.configure(expanded, prompters)
         self._listener.configure(expanded.limits, expanded.timeouts)
-        self._watch.set_targets(targets_of(expanded), pace_of(expanded))
+        self._watch.set_targets(targets_of(expanded, self._certificates), pace_of(expanded))
         self._publish(expanded, settings)
 
     def _on_models(self, served: Mapping[str, tuple[str, ...]]) -> None:
@@ -328,3 +357,14 @@ class App:
                     self._apply(self.config, addresses)
                 except (ConfigErrors, ValueError):
                     _log.exception("the new addresses are not taken")
+
+    async def _follow_certificates(self) -> None:
+        """Look for changed certificate files; without TLS there are none to look at."""
+        while True:
+            await asyncio.sleep(_CERTIFICATES_S)
+            if not self._certificates.any:
+                continue
+            try:
+                await self.renew_certificates()
+            except (ConfigErrors, ValueError, OSError):
+                _log.exception("the changed certificates are not taken")

@@ -10,23 +10,31 @@ from gateway.config.backends import backends_of
 from gateway.config.schema import Config
 from gateway.config.secrets import backend_key
 from gateway.edge.upstreams import UpstreamSpec
+from gateway.tls import Certificates
 from gateway.watch.member import Pace
 from gateway.watch.poller import Target
 
 
-def upstream_specs(config: Config) -> list[UpstreamSpec]:
+def upstream_specs(config: Config, certificates: Certificates) -> list[UpstreamSpec]:
     """Return where each backend is reached, with its key from the environment or its file."""
     return [
-        UpstreamSpec(backend.name or "", backend.url or "", backend_key(backend, os.environ))
+        UpstreamSpec(
+            backend.name or "",
+            backend.url or "",
+            backend_key(backend, os.environ),
+            *certificates.of(backend),
+        )
         for backend in backends_of(config)
     ]
 
 
-def targets_of(config: Config) -> list[Target]:
+def targets_of(config: Config, certificates: Certificates) -> list[Target]:
     """Return what is watched of each backend."""
     return [
-        Target(spec.name, spec.url, spec.api_key, backend.engine)
-        for spec, backend in zip(upstream_specs(config), backends_of(config), strict=True)
+        Target(spec.name, spec.url, spec.api_key, backend.engine, spec.tls, spec.server_name)
+        for spec, backend in zip(
+            upstream_specs(config, certificates), backends_of(config), strict=True
+        )
     ]
 
 

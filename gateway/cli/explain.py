@@ -6,12 +6,14 @@ Nothing is sent to a backend and nothing is counted. Must never print the reques
 import argparse
 import http.client
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 import orjson
+
+from gateway.cli.admin_key import NoAdminKey, add_argument, admin_headers
 
 HELP = "what would happen to this request now: class, prefix hits, cost per backend, the winner"
 
@@ -44,12 +46,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="name of the key it would come with: its class, and its hits if keys are isolated",
     )
     parser.add_argument("--json", action="store_true", help="print the answer as it came")
+    add_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Ask and print; 1 when there is no explanation."""
     try:
-        answer = ask(args.gateway, _body(args.request), args.path, args.key)
+        headers = admin_headers(args)
+    except NoAdminKey as error:
+        print(f"radixgate explain: {error}", file=sys.stderr)
+        return 2
+    try:
+        answer = ask(args.gateway, _body(args.request), args.path, args.key, headers)
     except ExplainError as error:
         print(f"radixgate explain: {error}", file=sys.stderr)
         return 1
@@ -60,8 +68,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def ask(gateway: str, body: bytes, path: str | None, key: str | None = None) -> dict[str, Any]:
+def ask(
+    gateway: str,
+    body: bytes,
+    path: str | None,
+    key: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """Return the explanation of `body` by the gateway whose admin listener is at `gateway`.
+
+    `headers` bring that listener's own key, if it has one.
 
     Raises:
         ExplainError: the URL is none, nothing answers there, or the answer is a refusal.
@@ -73,7 +89,8 @@ def ask(gateway: str, body: bytes, path: str | None, key: str | None = None) -> 
     if asked:
         route += "?" + urlencode(asked, safe="/", quote_via=quote)
     try:
-        connection.request("POST", route, body, {"content-type": "application/json"})
+        sent = {"content-type": "application/json", **(headers or {})}
+        connection.request("POST", route, body, sent)
         response = connection.getresponse()
         status, text = response.status, response.read()
     except (OSError, http.client.HTTPException) as error:

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 import msgspec
 import xxhash
 
-from gateway.config.schema import BackendConfig, Config, ModelConfig
+from gateway.config.schema import BackendConfig, BackendTlsConfig, Config, ModelConfig
 
-MERGED = ("engine", "api_key_env", "api_key_file", "kv_events", "kv_replay")
+MERGED = ("engine", "api_key_env", "api_key_file", "kv_events", "kv_replay", "tls")
 """Attributes that one listing may state and another leave at its default."""
 
 ANY_HOST = "*"
@@ -136,17 +136,26 @@ def expand_dns(config: Config, addresses: Mapping[str, tuple[str, ...]]) -> Conf
 def _members(
     name: str, group: BackendConfig, addresses: Mapping[str, tuple[str, ...]]
 ) -> Iterator[BackendConfig]:
+    scheme = "http" if group.tls is None else "https"
     for ip in dict.fromkeys(addresses.get(group.dns or "", ())):
         host = f"[{ip}]" if ":" in ip else ip
         yield msgspec.structs.replace(
             group,
             name=f"{name}-{xxhash.xxh64_hexdigest(ip.encode())[:8]}",
-            url=f"http://{host}:{group.port}",
+            url=f"{scheme}://{host}:{group.port}",
             kv_events=_at(group.kv_events, host),
             kv_replay=_at(group.kv_replay, host),
             dns=None,
             port=None,
+            tls=_named(group.tls, group.dns),
         )
+
+
+def _named(tls: BackendTlsConfig | None, name: str | None) -> BackendTlsConfig | None:
+    """Return the settings of an address behind `name`, whose certificate tells the name."""
+    if tls is None or tls.server_name is not None:
+        return tls
+    return msgspec.structs.replace(tls, server_name=name)
 
 
 def _at(endpoint: str | None, host: str) -> str | None:

@@ -25,6 +25,7 @@ def cross_check(config: Config, places: Mapping[str, Where], top: Where, report:
         _models,
         check_backends,
         _events,
+        _tls,
         _weights,
         _rules,
         _keys,
@@ -74,6 +75,20 @@ def _events(config: Config, at: Places) -> None:
                 at.add(where, "every address behind dns has its own", "expected tcp://*:PORT")
         if backend.kv_replay is not None and backend.kv_events is None:
             at.add(f"{path}.kv_replay", "no kv_events to replay", "expected kv_events too")
+
+
+def _tls(config: Config, at: Places) -> None:
+    for path, backend in occurrences(config):
+        tls, where = backend.tls, f"{path}.tls"
+        if tls is None or at.bad(path) or at.bad(where):
+            continue
+        plain = backend.url is not None and backend.url.lower().startswith("http:")
+        if plain and not at.bad(f"{path}.url"):
+            at.add(where, "the url is not https", "expected https://HOST:PORT as url")
+        if tls.key is not None and tls.cert is None and not at.bad(f"{where}.cert"):
+            at.add(f"{where}.key", "a key without its certificate", "expected cert too")
+        if tls.ca is not None and not tls.verify and not at.bad(f"{where}.verify"):
+            at.add(f"{where}.ca", "verify: false asks no authority", "expected one of them")
 
 
 def _weights(config: Config, at: Places) -> None:

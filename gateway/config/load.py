@@ -91,12 +91,13 @@ def _warn(
             f"open to everyone who can reach {config.listen.host}",
             "expected keys (`radixgate key new NAME`), or listen.host 127.0.0.1",
         )
-    if not _is_loopback(config.admin.host):
+    admin = config.admin
+    if not (_is_loopback(admin.host) or admin.key_env or admin.key_file or admin.sha256):
         report.warn(
             places.get("admin.host", top),
             "admin.host",
-            "the admin listener has no keys",
-            "expected 127.0.0.1, or a network only operators reach",
+            "the admin listener has no key",
+            "expected admin.key_env, key_file or sha256, 127.0.0.1, or an operators' network",
         )
     for path, backend in occurrences(config):
         variable = backend.api_key_env
@@ -104,6 +105,10 @@ def _warn(
             where = places.get(f"{path}.api_key_env", top)
             allowed = "expected the backend's key in it when serving"
             report.warn(where, f"{path}.api_key_env", f"{variable} is not set", allowed)
+        if backend.tls is not None and not backend.tls.verify:
+            where = places.get(f"{path}.tls.verify", top)
+            message = "anyone who answers there is believed and gets the backend's key"
+            report.warn(where, f"{path}.tls.verify", message, "expected tls.ca instead")
     _warn_blind(config, places, top, report)
     for index, model in enumerate(config.models):
         for field, file in (("tokenizer", model.tokenizer), ("chat_template", model.chat_template)):

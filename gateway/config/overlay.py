@@ -16,6 +16,9 @@ from gateway.config.schema import BUILTIN_CLASSES, Config
 from gateway.config.tree import Raw, parse_scalar, raw_of
 
 PREFIX = "RADIXGATE_"
+ADMIN_KEY = "RADIXGATE_ADMIN_KEY"
+"""The key that commands show to an admin listener: a secret, no configuration key."""
+
 _KUBERNETES = re.compile(r"([A-Z0-9_]+_)?(SERVICE_(HOST|PORT)(_.*)?|PORT(_\d+_(TCP|UDP|SCTP).*)?)")
 """Variables Kubernetes sets by itself for a Service called radixgate: never ours."""
 
@@ -35,6 +38,8 @@ def lay_env(root: Raw, env: Mapping[str, str], report: Report) -> None:
 
 
 def _stray(variable: str, parts: list[str], report: Report) -> None:
+    if variable == ADMIN_KEY:
+        return
     if len(parts) == 1 and _KUBERNETES.fullmatch(variable[len(PREFIX) :]):
         return
     close = difflib.get_close_matches(parts[0], keys_of(Config), n=1)

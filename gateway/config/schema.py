@@ -23,11 +23,13 @@ from gateway.config.keys import Key
 from gateway.config.reporting import LogConfig, TracesConfig
 from gateway.config.routing import RoutingConfig
 from gateway.config.state import StateConfig
+from gateway.config.tls import BackendTlsConfig, ListenTlsConfig
 
 __all__ = [
     "BUILTIN_CLASSES",
     "AdminConfig",
     "BackendConfig",
+    "BackendTlsConfig",
     "BucketConfig",
     "ClassConfig",
     "Config",
@@ -38,6 +40,7 @@ __all__ = [
     "KeyConfig",
     "LimitsConfig",
     "ListenConfig",
+    "ListenTlsConfig",
     "LogConfig",
     "MatchConfig",
     "ModelConfig",
@@ -64,13 +67,32 @@ class ListenConfig(_Section, frozen=True):
 
     host: Annotated[str, Key("Address to bind; 0.0.0.0 for all.", form="host")] = "127.0.0.1"
     port: Annotated[int, Key("Port to bind; 0 lets the system choose.", ge=0, le=65535)] = 8080
+    tls: Annotated[ListenTlsConfig | None, Key("TLS. None = plain HTTP.")] = None
 
 
 class AdminConfig(_Section, frozen=True):
     """The admin listener: metrics, status, live page, reload, drain. Keep it private."""
 
-    host: Annotated[str, Key("Address to bind; it has no keys.", form="host")] = "127.0.0.1"
+    host: Annotated[
+        str, Key("Address to bind; give a key when it is not loopback.", form="host")
+    ] = "127.0.0.1"
     port: Annotated[int, Key("Port to bind; 0 lets the system choose.", ge=0, le=65535)] = 9090
+    key_env: Annotated[
+        str | None,
+        Key(
+            "Environment variable with the key that everything but /healthz and /readyz asks for, "
+            "e.g. RADIXGATE_ADMIN_KEY. Without any of the three it is open.",
+            form="env_name",
+        ),
+    ] = None
+    key_file: Annotated[
+        str | None,
+        Key("File with such a key; read at start and reload.", form="text"),
+    ] = None
+    sha256: Annotated[
+        str | None,
+        Key("SHA-256 of such a key in hex, as `radixgate key new admin` prints it.", form="sha256"),
+    ] = None
 
 
 class BackendConfig(_Section, frozen=True):
@@ -86,7 +108,7 @@ class BackendConfig(_Section, frozen=True):
     ] = None
     url: Annotated[
         str | None,
-        Key("Root of the engine's server, without /v1.", form="url", example="http://vllm-a:8000"),
+        Key("Root of the engine's server, without /v1.", form="url", example="https://vllm-a:8000"),
     ] = None
     engine: Annotated[Engine, Key("What runs there; auto = recognised by its metrics page.")] = (
         "auto"
@@ -124,6 +146,10 @@ class BackendConfig(_Section, frozen=True):
         Key("Instead of url: a name whose addresses are all backends; re-resolved.", form="host"),
     ] = None
     port: Annotated[int | None, Key("Port of every address behind dns.", ge=1, le=65535)] = None
+    tls: Annotated[
+        BackendTlsConfig | None,
+        Key("TLS of an https url; with dns, its addresses are asked over https. None = defaults."),
+    ] = None
 
 
 class ModelConfig(_Section, frozen=True):

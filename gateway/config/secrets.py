@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gateway.config.problems import ConfigErrors, ConfigProblem
-from gateway.config.schema import BackendConfig
+from gateway.config.schema import AdminConfig, BackendConfig
 
 KEY_PREFIX = "rg-"
 _KEY_BYTES = 32
@@ -43,6 +43,24 @@ def backend_key(backend: BackendConfig, env: Mapping[str, str]) -> str | None:
     return None
 
 
+def admin_digests(admin: AdminConfig, env: Mapping[str, str]) -> frozenset[str]:
+    """Return the SHA-256 of every key the admin listener accepts; empty = it is open.
+
+    Raises:
+        ConfigErrors: the variable is not set, or the file is unreadable or empty.
+    """
+    digests = set() if admin.sha256 is None else {admin.sha256.lower()}
+    if admin.key_env is not None:
+        value = env.get(admin.key_env, "").strip()
+        _check(value, "admin", "key_env", admin.key_env, f"{admin.key_env} is not set")
+        digests.add(hash_key(value))
+    if admin.key_file is not None:
+        value, reason = _read(Path(admin.key_file))
+        _check(value, "admin", "key_file", admin.key_file, f"{admin.key_file} {reason}")
+        digests.add(hash_key(value))
+    return frozenset(digests)
+
+
 def _read(path: Path) -> tuple[str, str]:
     try:
         with path.open("rb") as stream:
@@ -54,12 +72,17 @@ def _read(path: Path) -> tuple[str, str]:
 
 
 def _usable(value: str, backend: BackendConfig, key: str, reason: str) -> str:
-    allowed = "expected the backend's key in it, one line of printable ASCII"
+    _check(value, f"backend {backend.name}", key, getattr(backend, key), reason)
+    return value
+
+
+def _check(value: str, who: str, key: str, source: str, reason: str) -> None:
+    """Raise unless `value`, read from `source`, can be sent in a header."""
     if not value:
-        problem = ConfigProblem(f"backend {backend.name}", None, key, reason, allowed)
+        message = reason
     elif not (value.isascii() and value.isprintable()):
-        message = f"{getattr(backend, key)} has what can't be sent in a header"
-        problem = ConfigProblem(f"backend {backend.name}", None, key, message, allowed)
+        message = f"{source} has what can't be sent in a header"
     else:
-        return value
-    raise ConfigErrors([problem])
+        return
+    allowed = f"expected the {who.partition(' ')[0]}'s key in it, one line of printable ASCII"
+    raise ConfigErrors([ConfigProblem(who, None, key, message, allowed)])

@@ -17,6 +17,7 @@ from aiohttp import web
 from gateway.core.request import RequestFault, check_weight
 from gateway.core.shadow import Tally
 from gateway.core.types import Explanation, HotPrefix
+from gateway.edge.admin_key import key_required
 from gateway.edge.live import TICK_S, Hub
 from gateway.edge.live_frame import Scene, Seen
 from gateway.edge.live_page import LivePage
@@ -98,6 +99,7 @@ class AdminContext:
     started_at: float
     body_bytes: int = 64 * 1024 * 1024
     host: str = ""  # the configured `admin.host`
+    keys: Callable[[], frozenset[str]] = frozenset  # SHA-256 of the keys it asks for; empty = open
 
 
 def build_admin(context: AdminContext, *, tick_s: float = TICK_S) -> web.Application:
@@ -105,6 +107,7 @@ def build_admin(context: AdminContext, *, tick_s: float = TICK_S) -> web.Applica
     app = web.Application(
         middlewares=[
             _answer_errors,
+            key_required(context.keys, context.telemetry.admin_refused),
             same_site_only(context.host),
         ],
         client_max_size=context.body_bytes,

@@ -4,6 +4,7 @@ An attempt is repeated only when the backend surely did not start it (design, se
 """
 
 import logging
+import ssl
 
 from gateway.core.answer import whole_answer
 from gateway.core.scan import OPENING_MAX, find_usage
@@ -15,6 +16,7 @@ from gateway.edge.upstreams import Upstream
 from gateway.errors import UpstreamError
 from gateway.relay.connection import UpstreamConnection
 from gateway.relay.relay import Relay
+from gateway.relay.tls import reason_of
 from gateway.tasks import spawn
 from gateway.telemetry.record import AttemptResult
 
@@ -68,7 +70,9 @@ class Attempts(Deadlines):
         except (OSError, TimeoutError, ValueError) as error:  # ValueError: no name for IDNA
             self._waiting = None
             if not self.ended:
-                self._next_attempt(AttemptResult.CONNECT_FAILED, _reason(error))
+                refused = isinstance(error, ssl.SSLError)
+                result = AttemptResult.TLS_FAILED if refused else AttemptResult.CONNECT_FAILED
+                self._next_attempt(result, _reason(error))
             return
         self._waiting = None
         if self.ended:
@@ -233,4 +237,6 @@ class Attempts(Deadlines):
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        return f"TLS failed: {reason_of(error)}"
     return "connect timed out" if isinstance(error, TimeoutError) else type(error).__name__

@@ -107,6 +107,10 @@ class ClientConnection(Receiver):
             if self._ready or self._fatal is not None or not self._reading:
                 self._pump()
 
+    def unsent(self) -> int:
+        """Return how many bytes of answers have not left for the client's socket."""
+        return self.transport.get_write_buffer_size()
+
     def close_if_idle(self) -> None:
         """Close unless a request is being received or answered, or waits to be read."""
         busy = self._exchange is not None or self._ready or self._request is not None

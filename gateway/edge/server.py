@@ -12,6 +12,7 @@ from typing import Protocol
 from gateway.config.schema import LimitsConfig, TimeoutsConfig
 from gateway.edge.client import ClientConnection
 from gateway.edge.http import HttpRequest
+from gateway.edge.tls import TlsClientConnection
 from gateway.errors import GatewayError
 
 _log = logging.getLogger("radixgate.edge")
@@ -80,6 +81,10 @@ class Listener:
         """Return the protocol of a new connection."""
         return ClientConnection(self)
 
+    def tls_protocol(self) -> ClientConnection:
+        """Return the protocol of a new connection under TLS."""
+        return TlsClientConnection(self)
+
     def start_ticking(self) -> None:
         """Begin to watch deadlines."""
         self._timer = asyncio.get_running_loop().call_later(TICK_S, self._tick)
@@ -103,7 +108,7 @@ class Listener:
 
     def unsent(self) -> int:
         """Return how many bytes of answers still wait for their clients' sockets."""
-        return sum(c.transport.get_write_buffer_size() for c in self.connections)
+        return sum(connection.unsent() for connection in self.connections)
 
     def abort_all(self) -> None:
         """Cut every connection."""

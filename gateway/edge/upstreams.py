@@ -1,5 +1,6 @@
 """The backends as the edge reaches them: pool, Host, credentials, and the request head to send."""
 
+import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -8,11 +9,16 @@ from gateway.relay.pool import Origin, Pool
 
 @dataclass(slots=True, frozen=True)
 class UpstreamSpec:
-    """One backend's address and the key sent to it (from environment or file, never logged)."""
+    """One backend's address and the key sent to it (from environment or file, never logged).
+
+    `tls` and `server_name` are an https one's, as `Pool` takes them.
+    """
 
     name: str
     url: str
     api_key: str | None = None
+    tls: ssl.SSLContext | None = None
+    server_name: str | None = None
 
 
 class Upstream:
@@ -21,7 +27,7 @@ class Upstream:
     def __init__(self, spec: UpstreamSpec) -> None:
         self.spec = spec
         self.name = spec.name
-        self.pool = Pool(Origin.parse(spec.url))
+        self.pool = Pool(Origin.parse(spec.url), spec.tls, spec.server_name)
         self._prefix = self.pool.origin.prefix.encode()
         fixed = b"host: %b\r\n" % self.pool.origin.host_header
         if spec.api_key is not None:

@@ -256,6 +256,16 @@ class UpstreamConnection(asyncio.Protocol):
             self._sent += sum(map(len, pieces))
             self.transport.writelines(pieces)
 
+    def pause(self) -> None:
+        """Read nothing on for now."""
+        if not self.transport.is_closing():
+            self.transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
+
     def abort(self) -> None:
         """Cut the connection now; the sink hears nothing more."""
         self.sink = self._ended = None
@@ -348,17 +358,21 @@ class UpstreamConnection(asyncio.Protocol):
         request that is still unacknowledged arrived at a socket already closed (RFC 9110 9.2.2
         lets such a POST be sent again). Unknown counts as read.
         """
+        acked = self._acked()
+        return acked is not None and acked - 1 <= self._sent_before  # the SYN counts as one
+
+    def _acked(self) -> int | None:
+        """Return how many bytes the peer's kernel acknowledged in all; None = unknown."""
         sock = self.transport.get_extra_info("socket")
         if sock is None or not hasattr(socket, "TCP_INFO"):
-            return False
+            return None
         try:
             info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
         except OSError:
-            return False
+            return None
         if len(info) < _BYTES_ACKED_AT + _BYTES_ACKED.size:
-            return False
-        (acked,) = _BYTES_ACKED.unpack_from(info, _BYTES_ACKED_AT)
-        return int(acked) - 1 <= self._sent_before  # the SYN counts as one
+            return None
+        return int(_BYTES_ACKED.unpack_from(info, _BYTES_ACKED_AT)[0])
 
 
 def _is_framed(status: int, headers: Headers) -> bool:

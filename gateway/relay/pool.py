@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from gateway.relay.connection import UpstreamConnection
+from gateway.relay.tls import TlsConnection
 
 IDLE_S = 3.0
+_GOODBYE_S = 2.0  # a backend may take to answer TLS's, when nothing is in flight any more
 
 
 @dataclass(slots=True, frozen=True)
@@ -49,13 +51,19 @@ class Origin:
 class Pool:
     """The connections of one backend."""
 
-    def __init__(self, origin: Origin) -> None:
+    def __init__(
+        self, origin: Origin, tls: ssl.SSLContext | None = None, server_name: str | None = None
+    ) -> None:
+        """`tls` belongs to an https origin; `server_name` = its host if None."""
         self.origin = origin
         self._idle: dict[UpstreamConnection, None] = {}  # oldest first
         self._open: set[UpstreamConnection] = set()
         self._closed = False
         self._clock: Callable[[], float] | None = None
-        self._ssl = ssl.create_default_context() if origin.tls else None
+        self._ssl = tls or ssl.create_default_context() if origin.tls else None
+        self._kind = TlsConnection if origin.tls else UpstreamConnection
+        self._server_name = (server_name or origin.host) if origin.tls else None
+        self._goodbye_s = _GOODBYE_S if origin.tls else None
 
     @property
     def open_connections(self) -> int:
@@ -82,10 +90,12 @@ class Pool:
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(timeout_s):
             _, connection = await loop.create_connection(
-                lambda: UpstreamConnection(self._release, self.origin.host),
+                lambda: self._kind(self._release, self.origin.host),
                 self.origin.host,
                 self.origin.port,
                 ssl=self._ssl,
+                server_hostname=self._server_name,
+                ssl_shutdown_timeout=self._goodbye_s,
             )
         self._open.add(connection)
         return connection

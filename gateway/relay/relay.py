@@ -310,8 +310,8 @@ class Relay:
     def pause(self, now: float) -> None:
         """Stop reading from the backend: the client does not keep up."""
         self.paused_at = now
-        if self.connection is not None and not self.connection.transport.is_closing():
-            self.connection.transport.pause_reading()
+        if self.connection is not None:
+            self.connection.pause()
 
     def resume(self) -> None:
         """Read on."""
@@ -320,8 +320,8 @@ class Relay:
         if times:  # the wait was the client's: no gap of the backend's
             self.settle()
             times[-1] = max(times[-1], self._clock())
-        if self.connection is not None and not self.connection.transport.is_closing():
-            self.connection.transport.resume_reading()
+        if self.connection is not None:
+            self.connection.resume()
 
     def abort(self) -> None:
         """Cut the backend's connection; nothing more will be heard of it."""

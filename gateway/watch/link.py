@@ -5,11 +5,14 @@ is bounded in time and size. Must never follow a redirect, keep a cookie or show
 """
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import aiohttp
 from yarl import URL
+
+from gateway.relay.tls import reason_of
 
 
 @dataclass(slots=True, frozen=True)
@@ -37,8 +40,18 @@ class LinkError(Exception):
 class Link:
     """GETs below one base URL. Create inside a running loop, close when done."""
 
-    def __init__(self, url: str, api_key: str | None, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None,
+        clock: Callable[[], float],
+        *,
+        tls: ssl.SSLContext | None = None,
+        server_name: str | None = None,
+    ) -> None:
+        """`tls` is an https URL's context (None = the system's authorities), `server_name` its name."""
         self._base = url.rstrip("/")
+        self._server_name = server_name
         self._clock = clock
         headers = {"accept": "*/*", "accept-encoding": "identity"}
         if api_key is not None:
@@ -48,7 +61,9 @@ class Link:
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None),
             # vLLM closes idle connections after 5 s; 3 s keeps us from writing into a dead one.
-            connector=aiohttp.TCPConnector(limit=4, keepalive_timeout=3, ttl_dns_cache=10),
+            connector=aiohttp.TCPConnector(
+                limit=4, keepalive_timeout=3, ttl_dns_cache=10, ssl=tls or True
+            ),
             auto_decompress=False,
             read_bufsize=256 * 1024,
         )
@@ -65,6 +80,8 @@ class Link:
                 return await self._get(path, max_bytes)
         except TimeoutError as error:
             raise LinkError(f"no answer within {timeout_s:g} s") from error
+        except (aiohttp.ClientConnectorSSLError, aiohttp.ClientConnectorCertificateError) as error:
+            raise LinkError(f"TLS failed: {_reason(error)}") from error
         except aiohttp.ClientConnectorError as error:
             refused = isinstance(error.os_error, ConnectionRefusedError)
             raise LinkError("connection failed", refused=refused) from error
@@ -77,7 +94,9 @@ class Link:
 
     async def _get(self, path: str, max_bytes: int) -> Answer:
         url = URL(self._base + path, encoded=True)
-        async with self._session.get(url, allow_redirects=False) as response:
+        async with self._session.get(
+            url, allow_redirects=False, server_hostname=self._server_name
+        ) as response:
             at = self._clock()
             body = bytearray()
             async for chunk in response.content.iter_any():
@@ -86,3 +105,11 @@ class Link:
                     raise LinkError(f"answer over {max_bytes} bytes")
             started = response.headers.get("process-start-time-unix")
             return Answer(response.status, bytes(body), at, started)
+
+
+def _reason(
+    error: aiohttp.ClientConnectorSSLError | aiohttp.ClientConnectorCertificateError,
+) -> str:
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return reason_of(error.certificate_error)
+    return reason_of(error.os_error)

@@ -6,6 +6,7 @@ Nothing here may end either loop but `stop`: whatever a backend answers is a fac
 import asyncio
 import logging
 import random
+import ssl
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -105,6 +106,8 @@ class Member:
         pace: Pace,
         rng: random.Random,
         clock: Callable[[], float],
+        tls: ssl.SSLContext | None = None,
+        server_name: str | None = None,
     ) -> None:
         self.name = name
         self.pace = pace
@@ -112,7 +115,7 @@ class Member:
         self._wanted = asyncio.Event()  # a probe, at once
         self._engine = engine
         self._metrics = MetricsPath()
-        self._link = Link(url, api_key, clock)
+        self._link = Link(url, api_key, clock, tls=tls, server_name=server_name)
         self._listener = listener
         self._rng = rng
         self._clock = clock
@@ -121,6 +124,7 @@ class Member:
         self._up: bool | None = None
         self._strikes = 0
         self._excused = False
+        self._why = "not asked yet"  # what the last probe said
         self._models_due = 0.0
         self._metrics_ok = True
 
@@ -173,11 +177,13 @@ class Member:
     async def _probe(self) -> Verdict:
         try:
             answer = await self._get("/health", _MAX_HEALTH_BYTES)
+            self._why = f"status {answer.status}"
             verdict = judge(answer.status)
             if verdict is not Verdict.ASK_MODELS:
                 return verdict
             answer = await self._get("/v1/models", _MAX_MODELS_BYTES)
         except LinkError as error:
+            self._why = str(error)
             return Verdict.DOWN if error.refused else Verdict.DOUBTFUL
         verdict = judge(answer.status)
         return Verdict.DOUBTFUL if verdict is Verdict.ASK_MODELS else verdict
@@ -213,7 +219,7 @@ class Member:
                 logging.INFO if up else logging.WARNING,
                 "backend %s is %s",
                 self.name,
-                "up" if up else "down",
+                "up" if up else f"down: {self._why}",
             )
         self._up = up
         self._listener.catalog.set_live(self.name, up)

@@ -8,6 +8,7 @@ backend out of traffic, it only lets its snapshot age.
 import asyncio
 import logging
 import random
+import ssl
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from time import monotonic
@@ -22,12 +23,17 @@ _log = logging.getLogger("radixgate.watch")
 
 @dataclass(slots=True, frozen=True)
 class Target:
-    """A backend to watch; `url` is the root of its server, without `/v1`."""
+    """A backend to watch; `url` is the root of its server, without `/v1`.
+
+    `tls` and `server_name` are an https one's, as `Link` takes them.
+    """
 
     name: str
     url: str
     api_key: str | None = field(default=None, repr=False)
     engine: str = "auto"
+    tls: ssl.SSLContext | None = None
+    server_name: str | None = None
 
 
 OnModels = Callable[[Mapping[str, tuple[str, ...]]], None]
@@ -121,6 +127,8 @@ class Watch:
             target.url,
             target.api_key,
             engine=target.engine,
+            tls=target.tls,
+            server_name=target.server_name,
             listener=self._listener,
             pace=self._pace,
             rng=self._rng,

@@ -1,0 +1,240 @@
+"""Certificates: from the files that the configuration names to the TLS contexts in force.
+
+Reading them takes milliseconds, a system's authorities tens of them: all of it belongs in a thread,
+except where a context is only looked up. Must never log or keep a key.
+"""
+
+import logging
+import os
+import ssl
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+
+from gateway.config.backends import backends_of
+from gateway.config.problems import ConfigErrors, ConfigProblem
+from gateway.config.schema import BackendConfig, BackendTlsConfig, Config, ListenTlsConfig
+from gateway.edge.tls import Handshakes, ListenerContext
+
+_log = logging.getLogger("radixgate.tls")
+_PLAIN = BackendTlsConfig()
+_HTTPS = "https:"
+
+Settings = ListenTlsConfig | BackendTlsConfig
+_Stamp = tuple[tuple[int, int, int] | None, ...]
+_Context = TypeVar("_Context", bound=ssl.SSLContext)
+
+
+class CertificateFault(ValueError):
+    """A file that cannot be used; the message names its key, its path and the reason."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """A context with the stamp of the files it was made of; `broken`: of newer, unusable ones."""
+
+    context: ssl.SSLContext
+    stamp: _Stamp
+    broken: _Stamp | None = field(default=None)
+
+
+class Certificates:
+    """The contexts of one gateway, by their settings: backends that say the same share one."""
+
+    def __init__(self, handshakes: Handshakes, count: Callable[[str], None]) -> None:
+        """`count` hears `ok` or `failed` for each set of changed files."""
+        self._handshakes = handshakes
+        self._count = count
+        self._held: dict[Settings, _Held] = {}
+
+    @property
+    def any(self) -> bool:
+        """Return whether there is any context."""
+        return bool(self._held)
+
+    def read(self, config: Config) -> None:
+        """Make what `config` needs and is not held yet, or was made of other files; blocking.
+
+        Raises:
+            ConfigErrors: a file cannot be used. What is held stays.
+        """
+        made: dict[Settings, _Held] = {}
+        for where, settings in _wanted(config).items():
+            held = self._held.get(settings)
+            if held is None or held.stamp != _stamp(settings):
+                try:
+                    held = self._make(settings)
+                except CertificateFault as fault:
+                    key, _, reason = str(fault).partition(": ")
+                    problem = ConfigProblem(where, None, key, reason, "expected usable PEM files")
+                    raise ConfigErrors([problem]) from None
+            made[settings] = held
+        self._held = made
+
+    def refresh(self) -> bool:
+        """Take changed files; return whether any context is another. Blocking.
+
+        Files that cannot be used are logged and counted once, and the old context stays.
+        """
+        changed = False
+        for settings, held in self._held.items():
+            stamp = _stamp(settings)
+            if stamp in (held.stamp, held.broken):
+                continue
+            try:
+                fresh = self._make(settings)
+            except CertificateFault as fault:
+                held.broken = stamp
+                self._count("failed")
+                _log.error("the old certificate stays in force: %s", fault)
+                continue
+            held.context, held.stamp, held.broken = fresh.context, fresh.stamp, None
+            changed = True
+            self._count("ok")
+            _log.info("new certificate in force: %s", _shown(settings))
+        return changed
+
+    def listener(self, config: Config) -> ssl.SSLContext | None:
+        """Return the data listener's context; None = plain HTTP."""
+        return None if config.listen.tls is None else self._context(config.listen.tls)
+
+    def of(self, backend: BackendConfig) -> tuple[ssl.SSLContext | None, str | None]:
+        """Return a backend's context and the name to ask for (None = its host); (None, None) = http."""
+        if not (backend.url or "").lower().startswith(_HTTPS):
+            return None, None
+        settings = backend.tls or _PLAIN
+        return self._context(_shared(settings)), settings.server_name
+
+    def _context(self, settings: Settings) -> ssl.SSLContext:
+        held = self._held.get(settings)
+        if held is None:  # a backend that turned up since `read`
+            held = self._held[settings] = self._make(settings)
+        return held.context
+
+    def _make(self, settings: Settings) -> _Held:
+        stamp = _stamp(settings)  # before: a file that changes meanwhile is read again
+        if isinstance(settings, ListenTlsConfig):
+            return _Held(listener_context(settings, self._handshakes), stamp)
+        return _Held(backend_context(settings), stamp)
+
+
+def listener_context(settings: ListenTlsConfig, handshakes: Handshakes) -> ListenerContext:
+    """Return the context for clients' connections.
+
+    Raises:
+        CertificateFault: a file cannot be used.
+    """
+    context = _hardened(ListenerContext(ssl.PROTOCOL_TLS_SERVER))
+    context.handshakes = handshakes
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    _show(context, settings.cert, settings.key)
+    if settings.client_ca is not None:
+        _believe(context, "client_ca", settings.client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def backend_context(settings: BackendTlsConfig) -> ssl.SSLContext:
+    """Return the context for connections to a backend.
+
+    Raises:
+        CertificateFault: a file cannot be used.
+    """
+    context = _hardened(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+    if not settings.verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    elif settings.ca is not None:
+        _believe(context, "ca", settings.ca)
+    else:
+        context.load_default_certs()
+    if settings.cert is not None:
+        _show(context, settings.cert, settings.key)
+    return context
+
+
+def _hardened(context: _Context) -> _Context:
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _show(context: ssl.SSLContext, cert: str, key: str | None) -> None:
+    _readable("cert", cert)
+    if key is not None:
+        _readable("key", key)
+    try:
+        context.load_cert_chain(cert, key, password=_refuse_password)
+    except ssl.SSLError as error:
+        reason = _REASONS.get(error.reason or "", "no PEM certificate or key in it")
+        raise CertificateFault(f"cert: {cert} with {key or 'its own key'}: {reason}") from None
+
+
+_REASONS = {
+    "KEY_VALUES_MISMATCH": "the key is not this certificate's",
+    "EE_KEY_TOO_SMALL": "the key is too small to be safe",
+    "CA_MD_TOO_WEAK": "signed with a hash that is no longer safe",
+}
+
+
+def _refuse_password() -> str:
+    raise CertificateFault("key: the file is encrypted, and nobody is there to ask")
+
+
+def _believe(context: ssl.SSLContext, key: str, path: str) -> None:
+    _readable(key, path)
+    try:
+        context.load_verify_locations(path)
+    except ssl.SSLError as error:
+        raise CertificateFault(
+            f"{key}: {path}: no PEM certificate in it ({error.reason})"
+        ) from None
+
+
+def _readable(key: str, path: str) -> None:
+    try:
+        with open(path, "rb"):  # noqa: PTH123 - only whether it opens
+            pass
+    except OSError as error:
+        raise CertificateFault(f"{key}: {path} cannot be read: {error.strerror}") from None
+
+
+def _wanted(config: Config) -> Mapping[str, Settings]:
+    """Return the settings that need a context, by where they stand."""
+    found: dict[str, Settings] = {}
+    if config.listen.tls is not None:
+        found["listen.tls"] = config.listen.tls
+    for backend in backends_of(config):
+        secure = (backend.url or "").lower().startswith(_HTTPS)
+        if secure or (backend.dns is not None and backend.tls is not None):
+            found[f"backend {backend.name} tls"] = _shared(backend.tls or _PLAIN)
+    return found
+
+
+def _shared(settings: BackendTlsConfig) -> BackendTlsConfig:
+    """Return what decides the context: the name is asked for with each connection."""
+    return msgspec.structs.replace(settings, server_name=None)
+
+
+def _files(settings: Settings) -> Iterable[str]:
+    trusted = settings.client_ca if isinstance(settings, ListenTlsConfig) else settings.ca
+    return (path for path in (settings.cert, settings.key, trusted) if path is not None)
+
+
+def _stamp(settings: Settings) -> _Stamp:
+    """Return what changes when a file does; Kubernetes swaps a link, so links are followed."""
+    return tuple(_stat(path) for path in _files(settings))
+
+
+def _stat(path: str) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - no object per look
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _shown(settings: Settings) -> str:
+    return ", ".join(_files(settings)) or "the system's authorities"

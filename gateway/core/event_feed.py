@@ -15,13 +15,14 @@ from typing import Final
 
 from gateway.core.event_pieces import pieces
 from gateway.core.exact import Holdings
-from gateway.core.kv_events import Cleared, Decoder, Event, Malformed, Stored
+from gateway.core.kv_events import SLICE_BYTES, Cleared, Decoder, Event, Malformed, Stored
 
 HELD_BATCHES: Final = 20_000  # live batches kept during a replay: twice vLLM's own replay buffer
 HELD_BYTES: Final = 64 * 1024 * 1024
 _LOST_BLOCKS: Final = 64  # a few are lost where an engine keeps a copy that it did not tell of
 _SWEEP_BLOCKS: Final = 2000  # about 0.2 ms
 _STEP_BLOCKS: Final = 64  # some 0.2 ms
+_PAUSE: Final[list[Stored]] = []  # among pieces: enough for one step
 
 
 class Feed:
@@ -174,16 +175,20 @@ class Feed:
     def step(self) -> bool:
         """Do a little of the work that waits, about 1 ms at most; False = there is none."""
         left = _STEP_BLOCKS
-        for piece in self._open:
-            left -= self._apply_each(piece) if isinstance(piece, list) else self._apply(piece)
-            if left <= 0:
-                return True
+        try:
+            for piece in self._open:
+                left -= self._apply_each(piece) if isinstance(piece, list) else self._apply(piece)
+                if left <= 0 or piece == _PAUSE:
+                    return True
+        except Malformed:
+            self._break_off()
+            return True
         if left < _STEP_BLOCKS:
             return True
         if self._ready:
             payload = self._ready.popleft()
             self._ready_bytes -= len(payload)
-            self._read(payload)
+            self._open = self._read(payload)
             return True
         if not self._current and not self._filling:
             self._current = True
@@ -263,20 +268,24 @@ class Feed:
         self._calm_blocks = 0
         self.holdings.clear()
 
-    def _read(self, payload: bytes) -> None:
-        try:
-            batch = self._decoder.decode(payload)
-        except Malformed:
-            self.malformed += 1
-            self.losses += 1
-            self._complete = False
-            self._calm_blocks = 0
-            self.holdings.clear()
-            self._judge()
-            return
-        self.unread += batch.unknown
-        self.events += len(batch.events)
-        self._open = pieces(batch.events, _STEP_BLOCKS, self.holdings.block_tokens)
+    def _read(self, payload: bytes) -> Iterator[Event | list[Stored]]:
+        """Yield what a batch says, in pieces; a long one is read bit by bit, with pauses."""
+        for batch in self._decoder.slices(payload):
+            if len(payload) > SLICE_BYTES:
+                yield _PAUSE
+            self.unread += batch.unknown
+            self.events += len(batch.events)
+            yield from pieces(batch.events, _STEP_BLOCKS, self.holdings.block_tokens)
+
+    def _break_off(self) -> None:
+        """Note a batch that cannot be read: what it said is lost."""
+        self.malformed += 1
+        self.losses += 1
+        self._open = iter(())
+        self._complete = False
+        self._calm_blocks = 0
+        self.holdings.clear()
+        self._judge()
 
     def _apply(self, event: Event) -> int:
         """Apply one event; return how many blocks it was about, at least 1."""

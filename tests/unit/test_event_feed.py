@@ -8,7 +8,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from gateway.core import event_feed
+from gateway.core import event_feed, kv_events
 from gateway.core.event_feed import Feed
 from gateway.core.exact import Holdings
 from tests.kv_kit import SeenIndex, ToyEngine, chain, recorded, seed, talk
@@ -350,6 +350,39 @@ def test_a_batch_that_cannot_be_read_costs_the_trust(rig: Rig) -> None:
     assert rig.feed.malformed == 1
     assert not rig.exact()
     assert not rig.index.held
+
+
+def test_a_long_batch_is_read_in_many_steps(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_events, "SLICE_BYTES", 1000)
+    monkeypatch.setattr(event_feed, "SLICE_BYTES", 1000)
+    for _ in range(30):
+        rig.engine.run(talk(rig.rng, rig.said))
+    number, payload = rig.engine.batch()
+    assert len(payload) > 10_000
+    rig.feed.live(number, payload)
+    steps = 0
+    while rig.feed.step():
+        steps += 1
+    assert steps > 10
+    assert rig.exact()
+    assert rig.equal()
+
+
+def test_a_long_batch_whose_end_is_unreadable_forgets_what_its_beginning_said(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_events, "SLICE_BYTES", 1000)
+    monkeypatch.setattr(event_feed, "SLICE_BYTES", 1000)
+    for _ in range(30):
+        rig.engine.run(talk(rig.rng, rig.said))
+    number, payload = rig.engine.batch()
+    head, events, rank = msgspec.msgpack.decode(payload)
+    events[-1]["block_hashes"] = "?"
+    rig.feed.live(number, msgspec.msgpack.encode([head, events, rank]))
+    rig.drain()
+    assert not rig.exact()
+    assert rig.feed.malformed == 1
+    assert rig.index.held == {}
 
 
 def test_what_waits_for_a_replay_is_capped(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

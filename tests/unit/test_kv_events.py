@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.core.kv_events import Batch, Cleared, Decoder, Malformed, Removed, Stored
+from gateway.core.kv_events import SLICE_BYTES, Batch, Cleared, Decoder, Malformed, Removed, Stored
 from tests.kv_kit import recorded
 
 STORED = {
@@ -121,3 +121,38 @@ def test_a_batch_without_a_rank_is_read() -> None:
 def test_what_is_no_batch_is_malformed(payload: bytes) -> None:
     with pytest.raises(Malformed):
         Decoder().decode(payload)
+
+
+@pytest.mark.parametrize("form", ["maps", "arrays", "both and others"])
+def test_a_long_batch_is_read_in_slices_that_say_the_same(form: str) -> None:
+    events: list[Any] = [{**STORED, "parent_block_hash": at} for at in range(3000)]
+    if form != "maps":
+        events = [list(event.values()) for event in events]
+    if form == "both and others":
+        events[1000] = STORED
+        events[2000] = ["BlockMoved", 1]
+    payload = msgspec.msgpack.encode([7.5, events, 3])
+    assert len(payload) > 2 * SLICE_BYTES
+    whole = Decoder().decode(payload)
+    slices = list(Decoder().slices(payload))
+    assert {(part.ts, part.rank) for part in slices[1:]} == {(7.5, 3)}
+    assert [fields(e) for part in slices for e in part.events] == [fields(e) for e in whole.events]
+    assert sum(part.unknown for part in slices) == whole.unknown
+    assert not slices[0].events
+    largest = max(len(part.events) for part in slices)
+    assert largest * (len(payload) // 3000) < 1.1 * SLICE_BYTES
+
+
+def test_a_long_batch_with_a_broken_event_is_malformed_when_that_is_reached() -> None:
+    events = [STORED] * 2999 + [{**STORED, "token_ids": "x"}]
+    slices = Decoder().slices(packed(*events))
+    for _ in range(3):
+        next(slices)
+    with pytest.raises(Malformed):
+        list(slices)
+
+
+@pytest.mark.parametrize("payload", [b"\xc1" * (SLICE_BYTES + 1), b"\x90" + bytes(SLICE_BYTES)])
+def test_what_is_long_and_no_batch_is_malformed(payload: bytes) -> None:
+    with pytest.raises(Malformed):
+        list(Decoder().slices(payload))

@@ -1,4 +1,5 @@
 from typing import Any
+from unicodedata import combining, east_asian_width
 
 import pytest
 from hypothesis import given
@@ -228,6 +229,11 @@ def test_a_full_cache_is_loud() -> None:
 _NAMES = st.text(max_size=50)
 
 
+def columns(char: str) -> int:
+    """Return the columns of a terminal that a character takes."""
+    return 0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1
+
+
 @given(
     names=st.lists(_NAMES, max_size=40),
     width=st.integers(1, 200),
@@ -242,7 +248,7 @@ def test_a_screen_never_overflows(names: list[str], width: int, height: int) -> 
     lines = screen(value, width, height)
     assert len(lines) <= height
     for line in text(lines):
-        assert len(line) <= width
+        assert sum(map(columns, line)) <= width
         assert line.isprintable()
 
 

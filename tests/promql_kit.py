@@ -15,10 +15,24 @@ import promql_parser as promql
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.core.types import Outcome
+from gateway.telemetry.record import AdmissionResult, AttemptResult
+from gateway.telemetry.reference import error_codes
+
 ROOT = Path(__file__).resolve().parents[1]
 BOARDS = ROOT / "config" / "grafana" / "dashboards"
 ALERTS = ROOT / "config" / "alerts.yml"
 TARGET = frozenset({"instance", "job"})  # what Prometheus adds to every series
+# Every value that a label of the gateway's can have, where the code knows them all.
+VALUES = {
+    ("gateway_requests_total", "outcome"): frozenset(Outcome),
+    ("gateway_admission_total", "result"): frozenset(AdmissionResult),
+    ("gateway_upstream_attempts_total", "result"): frozenset(AttemptResult),
+    ("gateway_errors_total", "code"): frozenset(error_codes()),
+    ("gateway_reloads_total", "result"): frozenset({"ok", "failed"}),
+    ("gateway_slo_seconds", "target"): frozenset({"ttft", "tpot"}),
+    ("gateway_shadow_predicted_seconds_total", "result"): frozenset({"saved", "lost"}),
+}
 VARIABLES = {
     "$__rate_interval": "1m",
     "$__range": "30m",

@@ -11,14 +11,12 @@ import promql_parser as promql
 import pytest
 import yaml
 
-from gateway.core.types import Outcome
 from gateway.telemetry.families import FAMILIES
-from gateway.telemetry.record import AdmissionResult, AttemptResult
-from gateway.telemetry.reference import error_codes
 from tests.promql_kit import (
     ALERTS,
     BOARDS,
     ROOT,
+    VALUES,
     Asked,
     Shown,
     Unknown,
@@ -33,15 +31,6 @@ from tests.promql_kit import (
 QUERIES = [*of_boards(), *of_alerts()]
 PROCESS = ("process_resident_memory_bytes", "process_cpu_seconds_total", "process_open_fds",
            "process_max_fds", "process_start_time_seconds")  # fmt: skip
-VALUES = {
-    ("gateway_requests_total", "outcome"): frozenset(Outcome),
-    ("gateway_admission_total", "result"): frozenset(AdmissionResult),
-    ("gateway_upstream_attempts_total", "result"): frozenset(AttemptResult),
-    ("gateway_errors_total", "code"): frozenset(error_codes()),
-    ("gateway_reloads_total", "result"): frozenset({"ok", "failed"}),
-    ("gateway_slo_seconds", "target"): frozenset({"ttft", "tpot"}),
-    ("gateway_shadow_predicted_seconds_total", "result"): frozenset({"saved", "lost"}),
-}
 
 
 def table() -> Shown:

@@ -214,6 +214,8 @@ class Run:
         calls = self.calls(f"lookup, {LONG_BLOCKS} blocks, everywhere")
         for _ in range(CALLS):
             calls.time(lookup, prompt)
+        while self.trie.sweep():  # as between requests
+            pass
 
     def insert(self) -> None:
         """Into a full index: each request also ends, which is when its room is made."""

@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench bench-core bench-routing bench-index bench-tokens tokens-check sim-check soak lock reference e2e-vllm clean
+.PHONY: help demo test check format bench bench-core bench-routing bench-index bench-tokens tokens-check sim-check soak panels-check lock reference e2e-vllm clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -66,6 +66,9 @@ tokens-check: $(STAMP) ## our token ids beside llama.cpp's, and vLLM's where `ma
 
 sim-check: $(STAMP) ## the simulator's engine beside a real vLLM on the CPU, the same requests to both (some minutes)
 	$(BIN)/python -m loadtest.sim_check --vllm-python "$(if $(wildcard $(VLLM)/ready),$(CURDIR)/$(VLLM)/bin/python)" $(SIM_CHECK_ARGS)
+
+panels-check: $(STAMP) ## every query of dashboards and alerts, asked of a real Prometheus under traffic
+	$(BIN)/python -m loadtest.panels_check $(PANELS_ARGS)
 
 lock: $(TOOLS)/bin/uv ## resolve pyproject.toml again into the hashed lock files
 	$(TOOLS)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \

@@ -11,7 +11,8 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,18 +20,18 @@ from urllib.parse import urlsplit
 import aiohttp
 import orjson
 
+from gateway.cli.admin_key import NoAdminKey, add_argument, admin_headers
 from gateway.cli.top_view import BAD, Cell, Line, plain, screen
+from gateway.config.overlay import ADMIN_KEY
 from gateway.extras import MissingExtra, load_rich
 
 HELP = "live view of backends, classes, hits and waits in the terminal; plain text when piped"
 EPILOG = """\
 keys: q or Ctrl-C quits
 piped or with --once it prints one table and exits; with --interval it goes on
-environment: RADIXGATE_ADMIN_KEY, the key of an admin listener that has one
 exit codes: 0 ok, 1 failed, 2 bad usage"""
 
 _DEFAULT_GATEWAY = "http://127.0.0.1:9090"
-_KEY = "RADIXGATE_ADMIN_KEY"
 _FIRST_DELAY_S, _LAST_DELAY_S = 1.0, 10.0
 _CONNECT_S = 10.0
 _SILENCE_S = 15.0  # a gateway tells something every second
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=_DEFAULT_GATEWAY,
         help="admin listener of the gateway (default %(default)s)",
     )
+    add_argument(parser)
     parser.add_argument("--once", action="store_true", help="print the figures once, as plain text")
     parser.add_argument(
         "--interval",
@@ -73,19 +75,24 @@ def run(args: argparse.Namespace) -> int:
     """Show until told to stop; 1 when there is no gateway to show."""
     live = sys.stdout.isatty() and not args.once
     try:
+        source = Source(args.gateway, admin_headers(args))
+    except NoAdminKey as error:
+        print(f"radixgate top: {error}", file=sys.stderr)
+        return 2
+    try:
         if live:
-            return asyncio.run(_live(args.gateway, args.interval or 0.0, load_rich("top")))
-        asyncio.run(_print(args.gateway, None if args.once else args.interval))
+            return asyncio.run(_live(source, args.interval or 0.0, load_rich("top")))
+        asyncio.run(_print(source, None if args.once else args.interval))
     except (TopError, MissingExtra) as error:
         print(f"radixgate top: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-async def _print(gateway: str, interval_s: float | None) -> None:
+async def _print(source: "Source", interval_s: float | None) -> None:
     """Print one frame, or one every interval for ever."""
     due = 0.0
-    async for frame in frames(gateway, _tell):
+    async for frame in frames(source, _tell):
         now = asyncio.get_running_loop().time()
         if now < due:
             continue
@@ -103,14 +110,14 @@ def _tell(problem: str) -> None:
 # --- on a terminal
 
 
-async def _live(gateway: str, interval_s: float, rich: ModuleType) -> int:
+async def _live(source: "Source", interval_s: float, rich: ModuleType) -> int:
     """Redraw with every frame until a key or a signal ends it."""
     task = asyncio.current_task()
     assert task is not None
     show = _Screen(interval_s, rich, task.cancel)
     try:
         with show.live, _keys(show.key, show.draw):
-            async for frame in frames(gateway, show.lost):
+            async for frame in frames(source, show.lost):
                 show.frame(frame)
     except asyncio.CancelledError:  # a key, or a signal
         return 0
@@ -206,17 +213,29 @@ def _put_back(descriptor: int, before: list[Any] | None) -> None:
 # --- from the gateway
 
 
-async def frames(gateway: str, lost: Callable[[str], None]) -> AsyncIterator[dict[str, Any]]:
+@dataclass(slots=True, frozen=True)
+class Source:
+    """A gateway's admin listener; `headers` bring its key, if it has one."""
+
+    gateway: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+async def frames(
+    source: Source, lost: Callable[[str], None]
+) -> AsyncGenerator[dict[str, Any], None]:
     """Yield the gateway's frames for ever; `lost` hears why there is none for a while.
 
     Raises:
         TopError: there was no gateway to begin with, or it refuses for good.
     """
-    url = _events_url(gateway)
+    url = _events_url(source.gateway)
     seen = False
     delay_s = _FIRST_DELAY_S
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
-    async with aiohttp.ClientSession(timeout=timeout, read_bufsize=_EVENT_MAX) as session:
+    async with aiohttp.ClientSession(
+        timeout=timeout, read_bufsize=_EVENT_MAX, headers=source.headers
+    ) as session:
         while True:
             try:
                 async with contextlib.aclosing(_connected(session, url)) as stream:
@@ -233,12 +252,12 @@ async def frames(gateway: str, lost: Callable[[str], None]) -> AsyncIterator[dic
             delay_s = min(_LAST_DELAY_S, 2 * delay_s)
 
 
-async def _connected(session: aiohttp.ClientSession, url: str) -> AsyncGenerator[dict[str, Any]]:
+async def _connected(
+    session: aiohttp.ClientSession, url: str
+) -> AsyncGenerator[dict[str, Any], None]:
     """Yield the frames of one connection until it ends."""
-    key = os.environ.get(_KEY)
-    headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
-        async with session.get(url, headers=headers, allow_redirects=False) as answer:
+        async with session.get(url, allow_redirects=False) as answer:
             _check(answer, url)
             async for data in _ticks(answer):
                 yield data
@@ -262,7 +281,7 @@ def _check(answer: aiohttp.ClientResponse, url: str) -> None:
     if answer.status == 200 and answer.content_type == "text/event-stream":
         return
     if answer.status in (401, 403):
-        raise TopError(f"the admin listener wants its key: set {_KEY} to it")
+        raise TopError(f"the admin listener wants its key: set {ADMIN_KEY} to it")
     if answer.status == 503:
         raise Lost("the gateway has no place for another viewer")
     raise TopError(f"{url} is no radixgate admin listener's (status {answer.status})")

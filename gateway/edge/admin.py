@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import orjson
 from aiohttp import web
+from multidict import CIMultiDict
 
 from gateway.core.request import RequestFault, check_weight
 from gateway.core.shadow import Tally
@@ -277,7 +278,7 @@ async def _answer_errors(request: web.Request, handler: Served) -> web.StreamRes
     try:
         return await handler(request)
     except GatewayError as error:
-        return _refusal(error, dict(error.headers))
+        return _refusal(error)
     except web.HTTPMethodNotAllowed as error:
         allow = ", ".join(sorted(error.allowed_methods))
         return _refusal(MethodNotAllowed(f"allowed: {allow}"), {"allow": allow})
@@ -306,7 +307,7 @@ def _json(value: object, *, status: int = 200) -> web.Response:
 
 
 def _refusal(error: GatewayError, headers: dict[str, str] | None = None) -> web.Response:
-    told = dict(headers or {})
+    told = CIMultiDict([*error.headers, *(headers or {}).items()])
     if error.retry_after_s is not None:
         told["retry-after"] = str(max(1, ceil(error.retry_after_s)))
     return web.Response(

@@ -15,8 +15,12 @@ from aiohttp.typedefs import Handler, Middleware
 from gateway.errors import InvalidApiKey
 
 _OPEN = frozenset({"/healthz", "/readyz"})  # load balancers and orchestrators ask without a key
-# A browser asks its user for the second; programs send the first.
-_CHALLENGE = 'Bearer, Basic realm="radixgate admin", charset="UTF-8"'
+# A browser asks its user for the second; programs send the first. A header of its own for each:
+# Chromium looks at one challenge per header and knows no Bearer.
+_CHALLENGES = (
+    ("www-authenticate", "Bearer"),
+    ("www-authenticate", 'Basic realm="radixgate admin", charset="UTF-8"'),
+)
 
 
 def key_required(
@@ -37,7 +41,7 @@ def key_required(
                 raise InvalidApiKey(
                     "The admin listener wants its key: 'Authorization: Bearer ...', or as the "
                     "password of any user.",
-                    headers=(("www-authenticate", _CHALLENGE),),
+                    headers=_CHALLENGES,
                 )
         return await handler(request)
 

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -65,6 +66,7 @@ class Stage:
 
     settings: CoreSettings
     key: str | None = None
+    digests: frozenset[str] = frozenset()  # of the admin listener's own key
     requests: int = 0
     events: int = 0  # views that are open
     asked: list[str] = field(default_factory=list)
@@ -95,6 +97,7 @@ class Stage:
             explain=self._explain,
             clock=self.clock,
             started_at=self.clock(),
+            keys=lambda: self.digests,
         )
         app = build_admin(context, tick_s=_TICK_S)
         app.middlewares.append(self._watched)
@@ -157,15 +160,18 @@ class Stage:
 
 @asynccontextmanager
 async def staged(
-    browser: str, settings: CoreSettings, *, key: str | None = None
+    browser: str, settings: CoreSettings, *, key: str | None = None, password: str | None = None
 ) -> AsyncIterator[tuple[Stage, Tab]]:
     """Open the page; at the end nothing may have gone wrong in it, nor been asked of elsewhere."""
     stage = Stage(settings, key)
+    if password is not None:
+        stage.digests = frozenset({sha256(password.encode()).hexdigest()})
     await stage.start()
     try:
         async with tab(browser) as page:
             await page.size(1360, 900)
-            await page.open(stage.url)
+            user = "" if password is None else f"operator:{password}@"
+            await page.open(stage.url.replace("//", f"//{user}"))
             yield stage, page
             strangers = [url for url in page.requested if urlsplit(url).port != stage.port]
             assert strangers in ([], ["data:,"])
@@ -446,3 +452,16 @@ async def test_the_admin_key_is_asked_for_once_and_kept_for_the_tab(browser: str
         assert not await page.eval(seen)
         assert ident not in await page.eval("location.href")
         page.errors.clear()  # the console notes each 401
+
+
+async def test_a_browser_that_gave_the_listeners_key_is_asked_no_more(browser: str) -> None:
+    async with staged(browser, fleet(2), password="sesame") as (stage, page):
+        await page.until(LIVE)
+        stage.begin()
+        await page.until("document.querySelector('#requests .open')")
+        await page.eval("document.querySelector('#requests .open').click()")
+        await page.until("document.querySelector('dialog[open] tbody tr')")
+        await page.eval("document.querySelector('dialog').close()")
+        await page.eval("document.querySelector('#backends .act').click()")
+        await page.eval("[...document.querySelectorAll('dialog .foot button')].at(-1).click()")
+        await page.until(f"{text_of('backends', 0, 1)} === 'draining'")

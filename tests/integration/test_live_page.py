@@ -328,3 +328,19 @@ async def test_hostile_names_break_no_event() -> None:
         assert [row["models"] for row in tick["backends"]] == [[name]]
         assert (await next_tick(view))["backends"][0]["models"] == [name]
         view.close()
+
+
+async def test_a_browser_is_asked_for_the_key_in_a_header_of_its_own() -> None:
+    settings = (f"admin.sha256={sha256(b'rg-secret').hexdigest()}",)
+    async with (
+        running(ok_chat, settings=settings) as rig,
+        ClientSession(rig.app.admin_url) as session,
+    ):
+        for path in ("/", "/events"):
+            answer = await session.get(path)
+            assert answer.status == 401
+            challenges = answer.headers.getall("www-authenticate")
+            assert [challenge.split()[0] for challenge in challenges] == ["Bearer", "Basic"]
+        view = await session.get("/events", headers={"authorization": "Bearer rg-secret"})
+        assert (await next_tick(view))["ready"]
+        view.close()

@@ -23,7 +23,7 @@ import pytest
 from aiohttp import web
 
 from gateway.cli import top
-from gateway.cli.top import Lost, TopError, frames
+from gateway.cli.top import Lost, Source, TopError, frames
 from tests.integration.rig import chat, ok_chat, post, running
 from tests.unit.cli.test_top_view import frame
 
@@ -135,31 +135,34 @@ async def test_no_gateway_is_one_line_and_exit_code_1(unused_tcp_port: int) -> N
     assert err.count("\n") == 1
 
 
-async def first(url: str) -> dict[str, Any]:
+async def first(source: Source) -> dict[str, Any]:
     """Return the first frame."""
-    stream = frames(url, lambda _: None)
-    async with asyncio.timeout(_WAIT_S), contextlib.aclosing(stream):  # type: ignore[type-var]
+    async with asyncio.timeout(_WAIT_S), contextlib.aclosing(frames(source, print)) as stream:
         return await anext(stream)
 
 
-async def test_the_admin_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_admin_key_comes_from_the_environment() -> None:
     async with listening(key="open sesame") as gateway:
-        with pytest.raises(TopError, match="wants its key: set RADIXGATE_ADMIN_KEY"):
-            await first(gateway.url)
-        monkeypatch.setenv("RADIXGATE_ADMIN_KEY", "open sesame")
-        assert (await first(gateway.url))["version"] == "view-1"
+        code, out, err = await piped(gateway.url)
+        assert (code, out) == (1, "")
+        assert "wants its key: set RADIXGATE_ADMIN_KEY" in err
+        assert (await piped(gateway.url, RADIXGATE_ADMIN_KEY="open sesame"))[0] == 0
+        named = ("--admin-key-env", "KEY_OF_PROD")
+        assert (await piped(gateway.url, *named, KEY_OF_PROD="open sesame"))[0] == 0
+        code, out, err = await piped(gateway.url, *named)
+        assert (code, out, err) == (2, "", "radixgate top: KEY_OF_PROD is not set\n")
 
 
 async def test_what_is_no_admin_listener_is_told() -> None:
     async with running(ok_chat) as rig:
         with pytest.raises(TopError, match=r"is no radixgate admin listener's \(status 404\)"):
-            await first(rig.app.url)
+            await first(Source(rig.app.url))
 
 
 async def test_a_gateway_without_a_place_is_told() -> None:
     async with listening(full=True) as gateway:
         with pytest.raises(Lost, match="no place for another viewer"):
-            await first(gateway.url)
+            await first(Source(gateway.url))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +170,7 @@ async def test_a_gateway_without_a_place_is_told() -> None:
 )
 async def test_what_is_no_url_is_told(url: str) -> None:
     with pytest.raises(TopError, match="is no URL"):
-        await first(url)
+        await first(Source(url))
 
 
 async def test_it_goes_on_over_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +184,7 @@ async def test_it_goes_on_over_a_restart(monkeypatch: pytest.MonkeyPatch) -> Non
         heard.set()
 
     async with listening() as gateway, asyncio.timeout(_WAIT_S):
-        stream = frames(gateway.url, lost)
+        stream = frames(Source(gateway.url), lost)
         assert (await anext(stream))["version"] == "view-1"
 
         async def restart() -> None:
@@ -194,7 +197,7 @@ async def test_it_goes_on_over_a_restart(monkeypatch: pytest.MonkeyPatch) -> Non
             if told["version"] == "view-2":
                 break
         await restarting
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
     assert problems[0] == "the gateway has ended the view"
 
 
@@ -203,7 +206,9 @@ def test_a_terminal_without_rich_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setitem(sys.modules, "rich.live", None)
-    args = argparse.Namespace(gateway="http://127.0.0.1:1", once=False, interval=None)
+    args = argparse.Namespace(
+        gateway="http://127.0.0.1:1", once=False, interval=None, admin_key_env=None
+    )
     assert top.run(args) == 1
     assert "top needs the extra `top`: pip install" in capsys.readouterr().err
 

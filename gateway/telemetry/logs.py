@@ -14,6 +14,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
+from time import time_ns
 from typing import BinaryIO, Protocol
 from zlib import crc32
 
@@ -115,6 +116,7 @@ class Logs:
     def __init__(self, writer: LineWriter) -> None:
         self.access: Callable[[RequestRecord], None] | None = None
         self._writer = writer
+        self._dates = _Dates()
         self._line = json_line
         self._most = _HASHES
         self._handler = _Handler(writer)
@@ -142,7 +144,7 @@ class Logs:
         self._writer.close()
 
     def _write(self, record: RequestRecord) -> None:
-        self._writer.write(self._line(record, _now()))
+        self._writer.write(self._line(record, self._dates.now()))
 
     def _write_some(self, record: RequestRecord) -> None:
         """Write a line for the share of the usual requests, and for every other."""
@@ -296,8 +298,20 @@ def _known(count: int | None) -> str:
     return "?" if count is None else str(count)
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
+class _Dates:
+    """Says what time it is; the text of a second is made once (a third of a line's cost)."""
+
+    def __init__(self) -> None:
+        self._second = -1
+        self._text = ""
+
+    def now(self) -> str:
+        """Return the date in ISO 8601 with milliseconds."""
+        second, ms = divmod(time_ns() // 1_000_000, 1000)
+        if second != self._second:
+            self._second = second
+            self._text = datetime.fromtimestamp(second, UTC).isoformat()[:19]
+        return f"{self._text}.{ms:03d}+00:00"
 
 
 def _date(created: float) -> str:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from gateway.config.schema import LogConfig
 from gateway.core.types import Outcome
+from gateway.telemetry import logs
 from gateway.telemetry.logs import LineWriter, Logs, console_line, json_line, setup
 from gateway.telemetry.record import RequestRecord
 
@@ -142,6 +143,20 @@ def test_a_fault_near_a_request_is_told_without_its_words(sink: Sink) -> None:
     assert near.endswith("\nValueError")
     assert "test_logs.py" in near
     assert far.endswith("invalid literal for int() with base 10: 'why'")
+
+
+def test_a_line_is_dated_when_it_is_written(sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([1_796_040_000_125_999_999, 1_796_040_000_999_000_000, 1_796_040_001_000_000_000])
+    monkeypatch.setattr(logs, "time_ns", lambda: next(times))
+    assert sink.logs.access is not None
+    for _ in range(3):
+        sink.logs.access(RECORD)
+
+    assert [orjson.loads(line)["ts"] for line in sink.lines()] == [
+        "2026-11-30T12:00:00.125+00:00",
+        "2026-11-30T12:00:00.999+00:00",
+        "2026-11-30T12:00:01.000+00:00",
+    ]
 
 
 def test_lines_are_written_in_order(sink: Sink) -> None:

@@ -19,7 +19,8 @@ RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation -w dist . \
  && pip uninstall --yes setuptools pip
 
 FROM python:3.11-slim
-RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin radixgate
+RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin radixgate \
+ && install -d -o radixgate -m 0700 /var/lib/radixgate
 COPY --from=build /opt/radixgate /opt/radixgate
 COPY config/gateway.yaml /etc/radixgate/gateway.yaml
 # a container's loopback reaches nobody: publish the admin port on a private address only

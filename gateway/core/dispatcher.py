@@ -371,7 +371,8 @@ class Dispatcher(Views):
         if not row.retired:
             self._fleet.learn(row, ticket, usage.cached_tokens, now)
             cached = ticket.hit_tokens if usage.cached_tokens is None else usage.cached_tokens
-            row.saved_s += row.engine.prefill_s(cached, cached)
+            if cached:
+                row.saved_s += row.engine.prefill_s(cached, cached)
         pool = self._fleet.pools.get(query.model)
         if finish.outcome is not _OK or pool is None:
             return

@@ -148,7 +148,13 @@ def test_the_role_allows_watching_endpoint_slices_and_nothing_else() -> None:
     assert pod()["spec"]["serviceAccountName"] == subject["name"]
 
 
-def test_the_pod_is_not_root_and_writes_nowhere_but_tmp() -> None:
+def test_the_state_file_is_where_the_pod_may_write(tmp_path: Path) -> None:
+    path = config(tmp_path).state.path
+    assert path is not None
+    assert str(Path(path).parent) in [m["mountPath"] for m in container()["volumeMounts"]]
+
+
+def test_the_pod_is_not_root_and_writes_only_where_a_volume_is() -> None:
     spec, own = pod()["spec"], container()["securityContext"]
     assert spec["securityContext"]["runAsNonRoot"]
     assert f"--uid {spec['securityContext']['runAsUser']} " in (ROOT / "Dockerfile").read_text()
@@ -156,7 +162,9 @@ def test_the_pod_is_not_root_and_writes_nowhere_but_tmp() -> None:
     assert not own["allowPrivilegeEscalation"]
     assert own["capabilities"] == {"drop": ["ALL"]}
     writable = [m["mountPath"] for m in container()["volumeMounts"] if not m.get("readOnly")]
-    assert writable == ["/tmp"]
+    assert writable == ["/var/lib/radixgate", "/tmp"]
+    mounts = {mount["name"] for mount in container()["volumeMounts"]}
+    assert mounts == {volume["name"] for volume in spec["volumes"]}
 
 
 def test_the_clusters_own_variables_are_kept_away_and_would_do_no_harm(tmp_path: Path) -> None:

@@ -58,7 +58,8 @@ def services(profile: str) -> dict[str, dict[str, Any]]:
 def loaded_in_compose(service: dict[str, Any]) -> Loaded:
     """Load the mounted file as the container does: the image's variables, then the service's."""
     sources = {
-        target: source for source, target, _ in (volume.split(":") for volume in service["volumes"])
+        target: source
+        for source, target, *_ in (volume.split(":") for volume in service["volumes"])
     }
     mounted = orjson.loads(last("CMD"))[-1]
     return load(ROOT / sources[mounted], env={**image_env(), **service["environment"]})
@@ -71,6 +72,16 @@ def test_a_profile_starts_one_gateway_and_what_watches_it(profile: str) -> None:
     assert {"prometheus", "grafana"} <= running.keys()
     other = next(name for name in PROFILES if name != profile)
     assert running["gateway"] is not services(other)["gateway"]
+
+
+def test_the_state_file_is_on_a_volume_that_the_gateways_user_owns() -> None:
+    gateway = services("vllm")["gateway"]
+    path = loaded_in_compose(gateway).config.state.path
+    assert path is not None
+    folder = str(Path(path).parent)
+    assert f"state:{folder}" in gateway["volumes"]
+    assert gateway["read_only"]
+    assert any(f"install -d -o radixgate -m 0700 {folder}" in rest for _, rest in instructions())
 
 
 def test_what_compose_publishes_is_for_this_machine_only() -> None:
@@ -155,13 +166,13 @@ def test_every_file_that_compose_mounts_exists() -> None:
     ]
     files = [mount for mount in mounts if mount[0].startswith(".")]
     assert len(files) >= 3
-    for source, target, mode in files:
+    for source, target, *mode in files:
         path = ROOT / source
         if Path(target).suffix:
             assert path.is_file(), source
         else:
             assert list(path.iterdir()), source
-        assert mode == "ro", source
+        assert mode == ["ro"], source
     assert {mount[0] for mount in mounts if mount not in files} <= set(compose()["volumes"])
 
 

@@ -30,6 +30,7 @@ VALUES = {
     ("gateway_upstream_attempts_total", "result"): frozenset(AttemptResult),
     ("gateway_errors_total", "code"): frozenset(error_codes()),
     ("gateway_reloads_total", "result"): frozenset({"ok", "failed"}),
+    ("gateway_tls_certificate_loads_total", "result"): frozenset({"ok", "failed"}),
     ("gateway_slo_seconds", "target"): frozenset({"ttft", "tpot"}),
     ("gateway_shadow_predicted_seconds_total", "result"): frozenset({"saved", "lost"}),
 }

@@ -16,7 +16,7 @@ from aiohttp import web
 import gateway
 from gateway import tasks
 from gateway.collector import Collector, keep_tidy
-from gateway.config.backends import Names, expand_dns
+from gateway.config.backends import Names, backends_of, expand_dns
 from gateway.config.build import core_settings
 from gateway.config.load import Loaded
 from gateway.config.problems import ConfigErrors
@@ -26,6 +26,7 @@ from gateway.core.prompter import BytePrompter
 from gateway.core.queued import QueuedDispatcher
 from gateway.core.settings import CoreSettings
 from gateway.edge.admin import AdminContext, ReloadResult, build_admin
+from gateway.edge.descriptors import OpenFiles
 from gateway.edge.door import Door
 from gateway.edge.handler import Handler, Parts
 from gateway.edge.server import Listener
@@ -151,6 +152,7 @@ class App:
             ),
             tasks.spawn(self._follow_dns(), name="dns"),
             tasks.spawn(self._state.keep(), name="state"),
+            tasks.spawn(self._server.mind(), name="door"),
             tasks.spawn(self._follow_certificates(), name="certificates"),
         ]
         return self
@@ -222,6 +224,11 @@ class App:
     async def _listen(self, config: Config) -> None:
         self._server = Door(self._listener, self._socket)
         await self._open_door()
+        self._files = OpenFiles()
+        self._limit_clients(config)
+        if self._listener.most < config.limits.streams:
+            text = "open files (ulimit -n %d) allow fewer connections than limits.streams: about %d"
+            _log.warning(text, self._files.limit, self._listener.most)
         self._listener.start_ticking()
         context = AdminContext(
             dispatcher=self.dispatcher,
@@ -246,6 +253,9 @@ class App:
         if context is not None:
             self.telemetry.expect_handshakes()
         await self._server.open(context)
+
+    def _limit_clients(self, config: Config) -> None:
+        self._listener.limit(self._files.clients(len(backends_of(config))))
 
     async def _close(self) -> None:
         self._listener.stop_ticking()
@@ -280,6 +290,7 @@ class App:
         self._upstreams.replace(specs)
         self.handler.configure(expanded, prompters)
         self._listener.configure(expanded.limits, expanded.timeouts)
+        self._limit_clients(expanded)
         self._watch.set_targets(targets_of(expanded, self._certificates), pace_of(expanded))
         self._publish(expanded, settings)
 

@@ -20,7 +20,6 @@ class StateConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fiel
             "salted block hashes and learnt speeds, no text; only its owner may read it. One file "
             "per gateway. None = off. Takes effect with a start.",
             form="text",
-            example="/var/lib/radixgate/state",
         ),
     ] = None
     max_age_s: Annotated[float, Key("An older file is not used.", unit="s", gt=0, le=86_400)] = (

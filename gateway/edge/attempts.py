@@ -10,10 +10,11 @@ from gateway.core.answer import whole_answer
 from gateway.core.scan import OPENING_MAX, find_usage
 from gateway.core.types import Api, Finish, Outcome, Ticket
 from gateway.edge.deadlines import Deadlines
+from gateway.edge.descriptors import is_shortage
 from gateway.edge.endings import TERMINAL_APIS
 from gateway.edge.inband import refusal_events
 from gateway.edge.upstreams import Upstream
-from gateway.errors import UpstreamError
+from gateway.errors import Overloaded, UpstreamError
 from gateway.relay.connection import UpstreamConnection
 from gateway.relay.relay import Relay
 from gateway.relay.tls import reason_of
@@ -69,7 +70,10 @@ class Attempts(Deadlines):
             connection = await upstream.pool.connect(self._handler.timeouts.connect_s)
         except (OSError, TimeoutError, ValueError) as error:  # ValueError: no name for IDNA
             self._waiting = None
-            if not self.ended:
+            if is_shortage(error):  # of ours: no backend's fault, and no other would do better
+                self._count_attempt(AttemptResult.ABORTED)
+                self.refuse(Overloaded("The gateway has no descriptor left for this request."))
+            elif not self.ended:
                 refused = isinstance(error, ssl.SSLError)
                 result = AttemptResult.TLS_FAILED if refused else AttemptResult.CONNECT_FAILED
                 self._next_attempt(result, _reason(error))

@@ -26,6 +26,7 @@ class ClientConnection(Receiver):
     """One client socket."""
 
     __slots__ = (
+        "_kept",
         "_pumping",
         "_reading",
         "keep_alive",
@@ -36,7 +37,7 @@ class ClientConnection(Receiver):
 
     def __init__(self, listener: "Listener") -> None:
         super().__init__(listener)
-        self._pumping = False
+        self._pumping = self._kept = False
         self._reading = True
         self.writing_paused = False
         self.peer = ""
@@ -51,12 +52,12 @@ class ClientConnection(Receiver):
         self.transport.set_write_buffer_limits(high=_WRITE_HIGH_WATER)
         peer = transport.get_extra_info("peername")
         self.peer = peer[0] if isinstance(peer, tuple) else ""
-        self._listener.connections.add(self)
         self.deadline = self._listener.clock() + self._listener.timeouts.header_s
+        self._listener.arrived(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """Stop what was in progress."""
-        self._listener.connections.discard(self)
+        self._listener.left(self)
         self.deadline = NEVER
         self._discarding = True
         self._ready.clear()
@@ -88,7 +89,7 @@ class ClientConnection(Receiver):
 
     def respond(self, request: HttpRequest, status: int, headers: bytes, body: bytes) -> None:
         """Write a whole answer of ours."""
-        if self._listener.closing:
+        if self._listener.parting:
             request.keep_alive = False
         self.keep_alive = request.keep_alive
         head = answer_head(status, headers, len(body), request)
@@ -110,6 +111,20 @@ class ClientConnection(Receiver):
     def unsent(self) -> int:
         """Return how many bytes of answers have not left for the client's socket."""
         return self.transport.get_write_buffer_size()
+
+    def turn_away(self, error: GatewayError) -> None:
+        """Answer before anything was asked, and close."""
+        self._fatal = error
+        self._answer_fatal()
+
+    def idle_since(self) -> float:
+        """Return since when nothing has been asked or answered; infinity = something is."""
+        if self._exchange is not None or self._ready or self._request is not None:
+            return NEVER
+        if self._in_head or self._discarding:
+            return NEVER
+        timeouts = self._listener.timeouts
+        return self.deadline - (timeouts.keepalive_s if self._kept else timeouts.header_s)
 
     def close_if_idle(self) -> None:
         """Close unless a request is being received or answered, or waits to be read."""
@@ -160,7 +175,7 @@ class ClientConnection(Receiver):
         """Start the only request there is."""
         listener = self._listener
         self._pumping = True
-        if listener.closing:
+        if listener.parting:
             request.keep_alive = False
         self.version_11, self.keep_alive = request.version_11, request.keep_alive
         if request.error is None:
@@ -182,7 +197,7 @@ class ClientConnection(Receiver):
         self._pumping = True
         while self._exchange is None and self._ready and not self.transport.is_closing():
             request = self._ready.popleft()
-            if self._listener.closing:
+            if self._listener.parting:
                 request.keep_alive = False
             self.version_11, self.keep_alive = request.version_11, request.keep_alive
             if request.error is not None:
@@ -214,6 +229,7 @@ class ClientConnection(Receiver):
         elif not self._ready and (self._in_head or self._request is not None):
             self._take_turn()
         else:
+            self._kept = True
             self.deadline = self._listener.clock() + self._listener.timeouts.keepalive_s
 
     def _close(self) -> None:

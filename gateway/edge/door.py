@@ -5,13 +5,18 @@ connections and handshakes under way go on as they began. Must never unbind the 
 """
 
 import asyncio
+import logging
 import socket
 import ssl
 
+from gateway.edge.descriptors import can_open
 from gateway.edge.server import Listener
 from gateway.edge.sockets import url_of
 
+_log = logging.getLogger("radixgate.edge")
 _BACKLOG = 4096
+_LOOK_S = 0.1
+_ENOUGH = 4  # to accept again: the listener's own, a client's, its backend's, one to look with
 _GOODBYE_S = 3600.0  # the connections watch their ends themselves (`edge.tls`)
 
 
@@ -23,7 +28,7 @@ class Door:
         self._socket = sock
         self._server: asyncio.Server | None = None
         self._context: ssl.SSLContext | None = None
-        self._closed = False
+        self._closed = self._paused = False
 
     @property
     def url(self) -> str:
@@ -33,6 +38,9 @@ class Door:
     async def open(self, context: ssl.SSLContext | None) -> None:
         """Accept from now on, with `context` or (None) in plain."""
         old = self._server
+        if self._paused:
+            self._context = context
+            return
         if old is not None and context is self._context:
             return
         fresh = await self._listen(context)
@@ -57,6 +65,33 @@ class Door:
             ssl_handshake_timeout=listener.timeouts.header_s,
             ssl_shutdown_timeout=_GOODBYE_S,
         )
+
+    async def mind(self) -> None:
+        """Accept nothing while no descriptor is to be had; what comes waits in the system's queue.
+
+        A loop that is told of clients it cannot accept is told again at once, and spins.
+        """
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if self._closed:
+                return
+            if self._paused:
+                if can_open(_ENOUGH, self._socket):
+                    await self._reopen()
+            elif self._server is not None and not can_open(1, self._socket):
+                self._paused = True
+                self._server.close()
+                _log.error("no descriptor is left: accepting no clients until there is")
+
+    async def _reopen(self) -> None:
+        try:
+            fresh = await self._listen(self._context)
+        except OSError:  # they are gone again
+            return
+        self._server, self._paused = fresh, False
+        _log.warning("there are descriptors again: accepting clients")
+        if self._closed:  # meanwhile
+            fresh.close()
 
     def close(self) -> None:
         """Accept nothing more."""

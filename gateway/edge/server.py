@@ -5,7 +5,9 @@ request.
 """
 
 import asyncio
+import heapq
 import logging
+import sys
 from collections.abc import Callable
 from typing import Protocol
 
@@ -13,10 +15,13 @@ from gateway.config.schema import LimitsConfig, TimeoutsConfig
 from gateway.edge.client import ClientConnection
 from gateway.edge.http import HttpRequest
 from gateway.edge.tls import TlsClientConnection
-from gateway.errors import GatewayError
+from gateway.errors import GatewayError, Overloaded
 
 _log = logging.getLogger("radixgate.edge")
 TICK_S = 0.1
+# Connections beyond the most that are answered before they are closed; each for a second at most.
+_TOLD_MAX = 8
+_IDLE_S = 1.0  # what has been idle for less may be about to be used
 
 
 class Exchange(Protocol):
@@ -66,7 +71,9 @@ class Listener:
         self.handler = handler
         self.clock = clock
         self.connections: set[ClientConnection] = set()
-        self.closing = False
+        self.closing = self.crowded = False
+        self.parting = False  # either: answers end their connections
+        self.most = self.roomy = sys.maxsize
         self._timer: asyncio.TimerHandle | None = None
         self.configure(limits, timeouts)
 
@@ -76,6 +83,36 @@ class Listener:
         self.header_bytes = limits.header_kib * 1024
         self.header_count = limits.header_count
         self.body_bytes = limits.body_mib * 1024 * 1024
+
+    def limit(self, most: int) -> None:
+        """Let in so many connections at once; from three quarters on none is kept without need."""
+        self.most, self.roomy = most, most * 3 // 4
+        if not self.crowded:
+            self._count()
+
+    def _count(self) -> None:
+        """Take in how many connections there are."""
+        self.crowded = len(self.connections) > self.roomy
+        self.parting = self.closing or self.crowded
+
+    def arrived(self, connection: ClientConnection) -> None:
+        """Take in a connection, or tell it that there is no room, or (a flood) not even that."""
+        self.connections.add(connection)
+        count = len(self.connections)
+        if count <= self.roomy:
+            return
+        self._count()
+        if count > self.most + _TOLD_MAX:
+            connection.transport.abort()
+        elif count > self.most:
+            message = f"The gateway has descriptors for {self.most} connections at once."
+            connection.turn_away(Overloaded(message))
+
+    def left(self, connection: ClientConnection) -> None:
+        """Take out a connection that is closed."""
+        self.connections.discard(connection)
+        if self.crowded:
+            self._count()
 
     def protocol(self) -> ClientConnection:
         """Return the protocol of a new connection."""
@@ -96,7 +133,7 @@ class Listener:
 
     def close_after_answers(self) -> None:
         """Stop keep-alive: connections close after their next answer, which says so."""
-        self.closing = True
+        self.closing = self.parting = True
         for connection in self.connections:
             connection.keep_alive = False  # of an answer that has not begun
 
@@ -125,3 +162,12 @@ class Listener:
                 except Exception:  # noqa: BLE001 - one connection's fault stops no other's clock
                     _log.exception("a fault of ours at a deadline; the connection is cut")
                     connection.transport.abort()
+        if self.crowded:
+            self._make_room(now)
+
+    def _make_room(self, now: float) -> None:
+        """Close what has been idle longest."""
+        idle = [c for c in self.connections if c.idle_since() <= now - _IDLE_S]
+        excess = len(self.connections) - self.roomy
+        for connection in heapq.nsmallest(excess, idle, key=ClientConnection.idle_since):
+            connection.close_if_idle()

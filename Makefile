@@ -45,10 +45,11 @@ bench: $(STAMP) ## CPU time per request and per chunk beside nginx, haproxy and 
 soak: $(STAMP) ## ten minutes of mixed faults: flat memory, every outcome explained
 	$(BIN)/python -m loadtest.soak $(SOAK_ARGS)
 
-bench-core: $(STAMP) ## what a prompt's chain and a decision cost on this machine, beside their budgets
+bench-core: $(STAMP) ## what a prompt's chain, a decision and a page of metrics cost here, beside their budgets
 	$(BIN)/python -m loadtest.bench_prompt
 	$(BIN)/python -m loadtest.bench_conversation
 	$(BIN)/python -m loadtest.bench_decide
+	$(BIN)/python -m loadtest.bench_metrics
 
 bench-routing: $(STAMP) ## every policy on every workload and load in the simulator, and what `cost` misses (hours)
 	$(BIN)/python -m loadtest.bench_routing $(ROUTING_ARGS)

@@ -176,16 +176,20 @@ class Telemetry:
 
         Each figure is the one of its own turn: two of them may be of moments some milliseconds apart.
         """
-        pieces = []
+        done: list[bytes] = []
+        pieces: list[str] = []
         turn_over = perf_counter() + _TURN_S
         for piece in self.page.pieces():
             pieces.append(piece)
             if perf_counter() >= turn_over:
+                done.append("".join(pieces).encode())
+                pieces.clear()
                 await asyncio.sleep(0)
                 turn_over = perf_counter() + _TURN_S
-        # It lists /proc/self/fd, which takes 10 ms with 10,000 streams.
-        pieces.append((await asyncio.to_thread(self._process)).decode())
-        return "".join(pieces).encode()
+        done.append("".join(pieces).encode())
+        # It lists /proc/self/fd: 10 ms for 15,000 descriptors.
+        done.append(await asyncio.to_thread(self._process))
+        return b"".join(done)
 
     def _process(self) -> bytes:
         """Return memory, CPU, files and garbage collection of the process."""

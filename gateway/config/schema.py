@@ -216,7 +216,7 @@ class HealthConfig(_Section, frozen=True):
             ge=0,
             le=3_600,
         ),
-    ] = 10.0
+    ] = 5.0
 
 
 class IndexConfig(_Section, frozen=True):

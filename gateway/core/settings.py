@@ -245,5 +245,5 @@ class CoreSettings:
     keys: tuple[KeySpec, ...] = ()
     index_bytes: int = 512 * 1024 * 1024
     stale_after_s: float = 0.75
-    warm_up_s: float = 10.0
+    warm_up_s: float = 5.0
     block_bytes: int = field(default=256)

@@ -98,6 +98,23 @@ def canonical(request: ParsedRequest, *, isolation: str = "") -> bytes:
         out += (_SALT, _dump(salt))
     if isolation:
         out += (_ISOLATION, isolation.encode())
+    if request.written is None:
+        _prompt_of(request, out)
+    else:
+        out.append(request.written)
+        request.written = None  # as large as the body, and of no more use
+    return b"".join(out)
+
+
+def write_ahead(request: ParsedRequest) -> None:
+    """Write what needs no name of a model or tenant; `canonical` takes it then. For any thread."""
+    out = _Stream()
+    _prompt_of(request, out)
+    request.written = b"".join(out)
+
+
+def _prompt_of(request: ParsedRequest, out: _Stream) -> None:
+    data = request.data
     if request.api is Api.RESPONSES:
         _preamble(data, data.get("instructions"), out)
         _items(data.get("input"), out)
@@ -106,7 +123,6 @@ def canonical(request: ParsedRequest, *, isolation: str = "") -> bytes:
         _messages(data["messages"], out)
     else:
         _texts(data, out)
-    return b"".join(out)
 
 
 def continued(items: list[Any]) -> bytes:

@@ -84,6 +84,8 @@ _ABSENT = UsageOption.ABSENT
 class ParsedRequest(msgspec.Struct):
     """A request as routing sees it. `data` is the parsed body, or a form's text fields.
 
+    `written` is its canonical stream from the prompt on, where that was made beforehand.
+
     Set `model` to the resolved name before hashing, so that an alias shares its model's prefixes.
     """
 
@@ -97,6 +99,7 @@ class ParsedRequest(msgspec.Struct):
     usage_option: UsageOption
     data: dict[str, Any]
     body_len: int
+    written: bytes | None = None
 
 
 def parse_json(api: Api, body: bytes) -> ParsedRequest:

@@ -11,6 +11,7 @@ from time import perf_counter
 
 from gateway.config.schema import KeyConfig
 from gateway.core.answer import is_followed
+from gateway.core.canonical import write_ahead
 from gateway.core.dispatcher import Dispatcher
 from gateway.core.prompter import PendingChain
 from gateway.core.request import ParsedRequest, UsageOption
@@ -20,7 +21,7 @@ from gateway.core.types import Api, Chain, Query, Refusal, RefusalKind, Ticket
 from gateway.edge import keys
 from gateway.edge.attempts import Attempts
 from gateway.edge.decode import decode_body
-from gateway.edge.large import LARGE, apart
+from gateway.edge.large import LARGE, apart, is_large
 from gateway.edge.parking import error_of
 from gateway.edge.query import (
     build_query,
@@ -59,7 +60,7 @@ class Exchange(Attempts):
                 raise handler.at_capacity()  # noqa: TRY301 - all errors are answered below
             if self._route.id is not None:
                 self._begin_by_id(self._route.id)
-            elif len(self._body) > LARGE or self.request.plan.coding is not None:
+            elif self.request.plan.coding is not None or is_large(self._body):
                 self._waiting = spawn(self._begin_large(), name="large body")
             else:
                 self._begin_routed()
@@ -87,7 +88,7 @@ class Exchange(Attempts):
     async def _begin_large(self) -> None:
         """Do the same, and what takes long in a thread; cancelled when the request ends."""
         try:
-            parsed = await apart(self._read_body)
+            parsed = await apart(self._read_large)
             await self._begin_chained(parsed, *self._start(parsed))
         except Exception as error:  # noqa: BLE001 - a fault of ours costs one request, never the process
             self._fail(error)
@@ -123,6 +124,13 @@ class Exchange(Attempts):
             self._body = decode_body(self._body, coding, self._handler.body_limit)
         kind = (request.text(b"content-type") or "") if route.multipart else ""
         return parse_body(route, self._body, kind)
+
+    def _read_large(self) -> ParsedRequest:
+        """Do the same, and what can be done about its chain before the model is known."""
+        parsed = self._read_body()
+        if is_large(self._body):
+            write_ahead(parsed)
+        return parsed
 
     def _start(self, parsed: ParsedRequest) -> tuple[str, Chain | PendingChain]:
         """Return the model's own name and the prompt's chain, done or begun.

@@ -75,9 +75,9 @@ lock: $(TOOLS)/bin/uv ## resolve pyproject.toml again into the hashed lock files
 	$(TOOLS)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 		--custom-compile-command 'make lock' pyproject.toml -o requirements/core.lock
 	$(TOOLS)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
-		--custom-compile-command 'make lock' pyproject.toml --extra tokens --extra tokens-fast --extra zstd --extra events --extra otel --extra top -o requirements/full.lock
+		--custom-compile-command 'make lock' pyproject.toml --extra tokens --extra tokens-fast --extra zstd --extra events --extra otel --extra top --extra discovery -o requirements/full.lock
 	$(TOOLS)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
-		--custom-compile-command 'make lock' pyproject.toml --group dev --extra tokens --extra tokens-fast --extra zstd --extra events --extra otel --extra tune --extra top -o requirements/dev.lock
+		--custom-compile-command 'make lock' pyproject.toml --group dev --extra tokens --extra tokens-fast --extra zstd --extra events --extra otel --extra tune --extra top --extra discovery -o requirements/dev.lock
 	$(TOOLS)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
 		--custom-compile-command 'make lock' --allow-unsafe requirements/build.in -o requirements/build.lock
 

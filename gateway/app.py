@@ -16,8 +16,10 @@ from aiohttp import web
 import gateway
 from gateway import tasks
 from gateway.collector import Collector, keep_tidy
-from gateway.config.backends import Names, backends_of, expand_dns
+from gateway.config.backends import Names, backends_of
 from gateway.config.build import core_settings
+from gateway.config.diff import changes
+from gateway.config.groups import Found, changed_names, expand
 from gateway.config.load import Loaded
 from gateway.config.problems import ConfigErrors
 from gateway.config.schema import Config
@@ -25,6 +27,7 @@ from gateway.config.secrets import admin_digests
 from gateway.core.prompter import BytePrompter
 from gateway.core.queued import QueuedDispatcher
 from gateway.core.settings import CoreSettings
+from gateway.discovery.discovery import Discovery
 from gateway.edge.admin import AdminContext, ReloadResult, build_admin
 from gateway.edge.descriptors import OpenFiles
 from gateway.edge.door import Door
@@ -36,6 +39,7 @@ from gateway.edge.upstreams import Upstreams
 from gateway.following import Following
 from gateway.journals import Journals
 from gateway.prompt.shelf import Tokenizers
+from gateway.reloaded import ConfigFile, changed_secrets, log_changes
 from gateway.source import Source
 from gateway.state import State
 from gateway.stopping import Stopping
@@ -44,14 +48,12 @@ from gateway.telemetry.logs import Logs
 from gateway.telemetry.metrics import Telemetry
 from gateway.tls import Certificates
 from gateway.watch.catalog import Catalog
-from gateway.watch.names import resolve
 from gateway.watch.poller import Watch
 from gateway.wiring import needs_restart, pace_of, targets_of, upstream_specs
 
 _log = logging.getLogger("radixgate.app")
 _FIRST_ROUND_S = 2.0
 _HOUSEKEEPING_S = 1.0
-_RESOLVE_S = 10.0
 _CERTIFICATES_S = 5.0
 _RESTORE_S = 3.0  # spent on a saved state before listening; the rest of it comes later
 _LOADING_S = 600.0  # how long a backend that never told its models makes an unknown one a 503
@@ -69,7 +71,9 @@ class App:
         self._rng = random.Random(os.urandom(16))  # noqa: S311 - spreads ties, guards nothing
         self._tasks: list[asyncio.Task[None]] = []
         self._reloading = asyncio.Lock()
-        self._addresses: Mapping[str, tuple[str, ...]] = {}
+        self._found: Found = {}  # the backends behind every group, as they are applied
+        self._discovery = Discovery(self._rng, os.environ)
+        self._file = ConfigFile(source.path, lambda: self.config.reload)
         self._unknown: list[str] = []  # top-level backends that have not told their models
         self._certificates = Certificates(
             Handshakes(lambda result: self.telemetry.handshake(result), self._clock),  # noqa: PLW0108 - `start` makes it
@@ -83,23 +87,23 @@ class App:
         Following.check(self.config)
         await asyncio.to_thread(self._certificates.read, self.config)
         self._admin_keys = admin_digests(self.config.admin, os.environ)
+        await self._file.take()
         self._journals = await Journals.open(self.config, self._clock)
         self._state = await State.open(self.config, self._clock)
         self._bind_listeners()  # first: an address in use is told before anything is open
-        self._addresses = await resolve(self.config, self._addresses)
+        async with self._discovery.planned(self.config) as self._found:
+            pass
         config = self._expanded(self.config)
         settings = core_settings(config, {})
         now = self._clock()
         self.dispatcher = QueuedDispatcher(settings, self._rng, now)
         self.telemetry = Telemetry(self.dispatcher, clock=self._clock, version=gateway.__version__)
         self.telemetry.page.losses = self._journals.losses
-        if self._journals.usage is not None:
-            self.telemetry.usage_log = self._journals.usage.note
         self._collector = Collector(self.telemetry.collector_pause)
         self._catalog = Catalog(time)
         self._upstreams = Upstreams()
         self._upstreams.replace(upstream_specs(config, self._certificates))
-        by_bytes = BytePrompter(self._state.salt, config.index.block_bytes)
+        self._by_bytes = by_bytes = BytePrompter(self._state.salt, config.index.block_bytes)
         self._block_bytes = config.index.block_bytes
         self._tokenizers = Tokenizers(self._state.salt, by_bytes, self.telemetry.fallback)
         self.handler = Handler(
@@ -115,7 +119,7 @@ class App:
                 rng=self._rng,
             )
         )
-        self._journals.listen_to(self.handler)
+        self._journals.listen_to(self.handler, self.telemetry)
         self._listener = Listener(self.handler, config.limits, config.timeouts, self._clock)
         self._stopping = Stopping(self.handler, self._listener, lambda: self._server.close())  # noqa: PLW0108 - `_listen` makes it
         self._watch = Watch(
@@ -150,7 +154,8 @@ class App:
                 ),
                 name="collector",
             ),
-            tasks.spawn(self._follow_dns(), name="dns"),
+            tasks.spawn(self._discovery.follow(self._take_found), name="discovery"),
+            tasks.spawn(self._file.follow(self.reload), name="configuration-file"),
             tasks.spawn(self._state.keep(), name="state"),
             tasks.spawn(self._server.mind(), name="door"),
             tasks.spawn(self._follow_certificates(), name="certificates"),
@@ -176,28 +181,33 @@ class App:
         """Read the configuration again and take it whole, or keep the old one and say why."""
         async with self._reloading:
             try:
+                await self._file.take()
                 loaded = await asyncio.to_thread(self._source.load)
-                addresses = await resolve(loaded.config, self._addresses)
                 await asyncio.to_thread(self._tokenizers.prompters, loaded.config)
                 restart = needs_restart(self._started_with, loaded.config)
+                changed = await asyncio.to_thread(changes, self.config, loaded.config)
+                keys = self._upstreams.keys()
                 await asyncio.to_thread(self._certificates.read, loaded.config)
-                self._apply(loaded.config, addresses)
+                async with (
+                    self._journals.changing(loaded.config),
+                    self._discovery.planned(loaded.config) as found,
+                ):
+                    self._apply(loaded.config, found)
                 await self._open_door()
+                changed += changed_secrets(keys, self._upstreams.keys())
             except ConfigErrors as errors:
                 return self._not_reloaded([str(problem) for problem in errors.problems])
-            except ValueError as error:
+            except (ValueError, OSError) as error:
                 return self._not_reloaded([str(error)])
         self.telemetry.reload("ok")
-        _log.info("configuration reloaded")
-        if restart:
-            _log.warning("these take effect with the next start: %s", ", ".join(restart))
-        return ReloadResult(ok=True, needs_restart=restart)
+        log_changes(changed, restart)
+        return ReloadResult(ok=True, needs_restart=restart, changes=tuple(changed))
 
     async def renew_certificates(self) -> None:
         """Take changed certificate files: new connections use them, open ones go on."""
         async with self._reloading:
             if await asyncio.to_thread(self._certificates.refresh):
-                self._apply(self.config, self._addresses)
+                self._apply(self.config, self._found)
                 await self._open_door()
 
     @property
@@ -261,6 +271,7 @@ class App:
         self._listener.stop_ticking()
         for task in self._tasks:
             await tasks.stop(task)
+        await self._discovery.stop()
         await self._watch.stop()
         self._following.close()
         self._listener.abort_all()
@@ -272,27 +283,41 @@ class App:
 
     # --- changing
 
-    def _apply(self, config: Config, addresses: Mapping[str, tuple[str, ...]]) -> None:
+    def _apply(self, config: Config, found: Found) -> None:
         """Take a configuration. Everything that can fail comes before the first change."""
-        expanded = expand_dns(config, addresses)
+        before, expanded = self._expanded(self.config), expand(config, found)
         settings = core_settings(expanded, self._catalog.served())
         specs = upstream_specs(expanded, self._certificates)
         admin_keys = admin_digests(expanded.admin, os.environ)
         prompters = self._tokenizers.prompters(expanded)  # `reload` has loaded them
         Following.check(expanded)
         self.dispatcher.apply(settings, self._clock())
+        if self._by_bytes.use_block_bytes(expanded.index.block_bytes):
+            self._block_bytes = expanded.index.block_bytes
+            for model in settings.models:
+                if model.name not in prompters:
+                    self.dispatcher.forget_prefixes(model.name)
         self._following.apply(expanded, prompters)
         if config is not self.config:
             self._awaited_since = self._clock()
         self.config = config
         self._admin_keys = admin_keys
-        self._addresses = addresses
+        self._found = found
         self._upstreams.replace(specs)
         self.handler.configure(expanded, prompters)
         self._listener.configure(expanded.limits, expanded.timeouts)
         self._limit_clients(expanded)
         self._watch.set_targets(targets_of(expanded, self._certificates), pace_of(expanded))
         self._publish(expanded, settings)
+        for what, name in changed_names(before, expanded):
+            _log.info("backend %s %s", name, what)
+
+    async def _take_found(self) -> None:
+        """Take the backends that discovery has now, as a reload is taken."""
+        async with self._reloading:
+            found = self._discovery.found()
+            if found != self._found:
+                self._apply(self.config, found)
 
     def _on_models(self, served: Mapping[str, tuple[str, ...]]) -> None:
         config = self._expanded(self.config)
@@ -325,7 +350,7 @@ class App:
         self.handler.awaiting_models = bool(self._unknown) and waited < _LOADING_S
 
     def _expanded(self, config: Config) -> Config:
-        return expand_dns(config, self._addresses)
+        return expand(config, self._found)
 
     def _not_reloaded(self, problems: Sequence[str]) -> ReloadResult:
         self.telemetry.reload("failed")
@@ -355,19 +380,6 @@ class App:
             self._note_awaited()
             self._fit_blocks()
             await self._state.settle(_HOUSEKEEPING_S)
-
-    async def _follow_dns(self) -> None:
-        """Re-resolve `dns` backends; a changed set is applied like a reload."""
-        while True:
-            await asyncio.sleep(_RESOLVE_S)
-            async with self._reloading:
-                addresses = await resolve(self.config, self._addresses)
-                if addresses == self._addresses:
-                    continue
-                try:
-                    self._apply(self.config, addresses)
-                except (ConfigErrors, ValueError):
-                    _log.exception("the new addresses are not taken")
 
     async def _follow_certificates(self) -> None:
         """Look for changed certificate files; without TLS there are none to look at."""

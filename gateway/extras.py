@@ -62,6 +62,12 @@ def load_rich(needed_by: str) -> ModuleType:
     return _load("rich", needed_by, "top")
 
 
+def load_dns(needed_by: str) -> ModuleType:
+    """Return dnspython with its asynchronous resolver, as `load_zmq` does pyzmq."""
+    _load("dns.asyncresolver", needed_by, "discovery")
+    return _load("dns", needed_by, "discovery")
+
+
 def _load(module: str, needed_by: str, extra: str) -> ModuleType:
     try:
         return import_module(module)

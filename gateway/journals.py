@@ -1,20 +1,23 @@
-"""What a gateway writes about requests: the recorder's and the usage log's files, and traces.
+"""What is written about requests: the trace recorder's file, the usage log's, and spans.
 
-Opens and closes them off the loop. Must never be needed to serve: it does nothing unless asked to.
+Opens and closes them off the loop. Must never be needed to serve: without paths it does nothing.
 """
 
 import asyncio
 import logging
 import os
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Self, TypedDict
 
+from gateway.config.admission import UsageLogConfig
 from gateway.config.schema import Config
 from gateway.edge.handler import Handler
 from gateway.edge.traced import traced
+from gateway.telemetry.metrics import Telemetry
 from gateway.telemetry.recorder import Recorder
 from gateway.telemetry.traces import Tracing, open_tracing
 from gateway.telemetry.usage_log import UsageLog
@@ -23,14 +26,14 @@ _log = logging.getLogger("radixgate.traces")
 
 
 class Journals:
-    """All three; any is None when it is not configured."""
+    """All three; any is None when it is not configured. `clock` gives monotonic seconds."""
 
-    def __init__(
-        self, recorder: Recorder | None, usage: UsageLog | None, tracing: Tracing | None
-    ) -> None:
-        self.recorder = recorder
-        self.usage = usage
+    def __init__(self, clock: Callable[[], float], tracing: Tracing | None = None) -> None:
+        self.recorder: Recorder | None = None
+        self.usage: UsageLog | None = None
         self.tracing = tracing
+        self._clock = clock
+        self._attached: tuple[Handler, Telemetry] | None = None
 
     @classmethod
     async def open(cls, config: Config, clock: Callable[[], float]) -> Self:
@@ -44,32 +47,96 @@ class Journals:
         tracing = await asyncio.to_thread(
             open_tracing, config.traces, os.environ, rng, _log.warning
         )
-        recorder = usage = None
-        if config.record is not None:
-            recorder = await asyncio.to_thread(Recorder, Path(config.record), clock())
-        wanted = config.usage_log
-        if wanted.path is not None:
-            most = wanted.max_mib * 1024 * 1024
-            opened = partial(UsageLog, most_bytes=most, kept=wanted.files, fsync_s=wanted.fsync_s)
-            usage = await asyncio.to_thread(opened, Path(wanted.path))
-        return cls(recorder, usage, tracing)
+        made = cls(clock, tracing)
+        async with made.changing(config):
+            pass
+        return made
+
+    @asynccontextmanager
+    async def changing(self, config: Config) -> AsyncIterator[None]:
+        """Write what `config` names, and no more what it does not, if the block ends well.
+
+        The new files are open before the block runs, and handed out before the old ones are
+        closed: no request is lost between two files.
+
+        Raises:
+            OSError: a path that cannot be written; all stays as it was.
+        """
+        fresh, old = Journals(self._clock), Journals(self._clock)
+        fresh.recorder, fresh.usage = old.recorder, old.usage = self.recorder, self.usage
+        try:
+            if _path(config.record) != _path_of(self.recorder):
+                fresh.recorder = None
+                fresh.recorder = await self._recorder(config.record)
+            if _path(config.usage_log.path) != _path_of(self.usage):
+                fresh.usage = None
+                fresh.usage = await self._usage_log(config.usage_log)
+            yield
+        except BaseException:
+            await fresh._close_but(self)
+            raise
+        self.recorder, self.usage = fresh.recorder, fresh.usage
+        if self.usage is not None:
+            self.usage.configure(**_limits_of(config.usage_log))
+        if self._attached is not None:
+            self.listen_to(*self._attached)
+        await old._close_but(self)
 
     def losses(self) -> dict[str, int]:
         """Return how many requests each file that is written could not take."""
         files = {"record": self.recorder, "usage_log": self.usage}
         return {name: file.dropped for name, file in files.items() if file is not None}
 
-    def listen_to(self, handler: Handler) -> None:
-        """Have `handler`'s requests written down and traced."""
+    def listen_to(self, handler: Handler, telemetry: Telemetry) -> None:
+        """Have requests written down and traced, from now on into whatever is open."""
+        self._attached = handler, telemetry
         handler.recorder = self.recorder
+        telemetry.usage_log = None if self.usage is None else self.usage.note
         if self.tracing is not None:
             handler.exchange = traced(self.tracing)
 
     async def close(self) -> None:
         """Write out what is left and close."""
-        if self.recorder is not None:
-            await asyncio.to_thread(self.recorder.close)
-        if self.usage is not None:
-            await asyncio.to_thread(self.usage.close)
+        await self._close_but(Journals(self._clock))
         if self.tracing is not None:
             await asyncio.to_thread(self.tracing.close)
+
+    async def _close_but(self, kept: "Journals") -> None:
+        """Close the files that are not `kept`'s as well."""
+        if self.recorder is not None and self.recorder is not kept.recorder:
+            await asyncio.to_thread(self.recorder.close)
+        if self.usage is not None and self.usage is not kept.usage:
+            await asyncio.to_thread(self.usage.close)
+
+    async def _recorder(self, path: str | None) -> Recorder | None:
+        if path is None:
+            return None
+        return await asyncio.to_thread(Recorder, Path(path), self._clock())
+
+    async def _usage_log(self, wanted: UsageLogConfig) -> UsageLog | None:
+        if wanted.path is None:
+            return None
+        opened = partial(UsageLog, Path(wanted.path), **_limits_of(wanted))
+        return await asyncio.to_thread(opened)
+
+
+class _Limits(TypedDict):
+    most_bytes: int
+    kept: int
+    fsync_s: float
+
+
+def _limits_of(wanted: UsageLogConfig) -> _Limits:
+    return {
+        "most_bytes": wanted.max_mib * 1024 * 1024,
+        "kept": wanted.files,
+        "fsync_s": wanted.fsync_s,
+    }
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)
+
+
+def _path_of(file: Recorder | UsageLog | None) -> Path | None:
+    return None if file is None else file.path

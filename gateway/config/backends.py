@@ -1,21 +1,24 @@
-"""Which backends a configuration has: identity, default names, DNS groups. Resolves nothing itself.
+"""Which backends a configuration has: identity and default names. Resolves nothing itself.
 
 A backend is one address. Listed under two models it is still one backend, named once; an entry
-with only a name refers to one defined elsewhere.
+with only a name refers to one defined elsewhere. What stands for many is `groups.py`'s.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 import msgspec
-import xxhash
 
-from gateway.config.schema import BackendConfig, BackendTlsConfig, Config, ModelConfig
+from gateway.config.schema import BackendConfig, Config, ModelConfig
 
 MERGED = ("engine", "api_key_env", "api_key_file", "kv_events", "kv_replay", "tls")
 """Attributes that one listing may state and another leave at its default."""
 
 ANY_HOST = "*"
-"""In the endpoints of a `dns` group: the address of each member."""
+"""In the endpoints of a group: the address of each member."""
+
+KINDS = ("url", "dns", "srv", "file", "kubernetes")
+"""What a listing may give as its address, one of them."""
 
 _LAST_PORT = 65535
 
@@ -33,9 +36,27 @@ def address(backend: BackendConfig) -> str | None:
     """Return what makes two listings the same backend; None for a mere reference by name."""
     if backend.url is not None:
         return backend.url.rstrip("/").lower()
+    return group_key(backend)
+
+
+def group_key(backend: BackendConfig) -> str | None:
+    """Return what makes two listings the same group of backends; None for one that is no group."""
+    service = backend.kubernetes
     if backend.dns is not None:
         return f"dns:{backend.dns.lower()}:{backend.port}"
+    if backend.srv is not None:
+        return f"srv:{backend.srv.lower()}"
+    if backend.file is not None:
+        return f"file:{backend.file}"
+    if service is not None:
+        return f"kubernetes:{service.namespace or ''}/{service.service}:{service.port or ''}"
     return None
+
+
+def host_in(url: str) -> str:
+    """Return the host as a URL has it, an IPv6 address in brackets."""
+    host = urlsplit(url).hostname or ""
+    return f"[{host}]" if ":" in host else host
 
 
 class Names:
@@ -104,62 +125,6 @@ def merge(first: BackendConfig, second: BackendConfig) -> BackendConfig:
         if getattr(first, key) == getattr(plain, key) != getattr(second, key)
     }
     return msgspec.structs.replace(first, **changes)
-
-
-def expand_dns(config: Config, addresses: Mapping[str, tuple[str, ...]]) -> Config:
-    """Return the configuration with each `dns` backend replaced by one per resolved address.
-
-    `addresses` maps a DNS name to IP addresses; a name it lacks gives no backend. The new names
-    are the group's plus a hash of the address: the same address keeps its name when the set
-    changes, and no answer header tells an address.
-    """
-    names = Names(config)
-    groups = {
-        names.of(backend): backend for _, backend in occurrences(config) if backend.dns is not None
-    }
-
-    def expand(backends: list[BackendConfig]) -> list[BackendConfig]:
-        made: list[BackendConfig] = []
-        for backend in backends:
-            name = names.of(backend)
-            group = groups.get(name)
-            members = [backend] if group is None else _members(name, group, addresses)
-            made.extend(members)
-        return made
-
-    models = [
-        msgspec.structs.replace(model, backends=expand(model.backends)) for model in config.models
-    ]
-    return msgspec.structs.replace(config, models=models, backends=expand(config.backends))
-
-
-def _members(
-    name: str, group: BackendConfig, addresses: Mapping[str, tuple[str, ...]]
-) -> Iterator[BackendConfig]:
-    scheme = "http" if group.tls is None else "https"
-    for ip in dict.fromkeys(addresses.get(group.dns or "", ())):
-        host = f"[{ip}]" if ":" in ip else ip
-        yield msgspec.structs.replace(
-            group,
-            name=f"{name}-{xxhash.xxh64_hexdigest(ip.encode())[:8]}",
-            url=f"{scheme}://{host}:{group.port}",
-            kv_events=_at(group.kv_events, host),
-            kv_replay=_at(group.kv_replay, host),
-            dns=None,
-            port=None,
-            tls=_named(group.tls, group.dns),
-        )
-
-
-def _named(tls: BackendTlsConfig | None, name: str | None) -> BackendTlsConfig | None:
-    """Return the settings of an address behind `name`, whose certificate tells the name."""
-    if tls is None or tls.server_name is not None:
-        return tls
-    return msgspec.structs.replace(tls, server_name=name)
-
-
-def _at(endpoint: str | None, host: str) -> str | None:
-    return endpoint and endpoint.replace(f"tcp://{ANY_HOST}:", f"tcp://{host}:", 1)
 
 
 def events_of(backend: BackendConfig) -> tuple[str, str | None] | None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 from msgspec.structs import asdict
 
-from gateway.config.backends import Names, backend_names, backends_of, expand_dns
+from gateway.config.backends import Names, backend_names, backends_of
 from gateway.config.routing import RoutingConfig
 from gateway.config.schema import (
     BUILTIN_CLASSES,
@@ -36,7 +36,7 @@ from gateway.core.settings import (
     WeightsSpec,
 )
 
-__all__ = ["backends_of", "core_settings", "effective_classes", "expand_dns"]
+__all__ = ["backends_of", "core_settings", "effective_classes"]
 
 _STALE_INTERVALS = 3
 """A snapshot older than this many poll intervals says nothing any more (design, section 7)."""
@@ -48,8 +48,8 @@ def core_settings(config: Config, served: Mapping[str, tuple[str, ...]]) -> Core
     """Return the core's settings.
 
     `served` maps model ids that top-level backends announced to those backends' names. An id that
-    is configured, as a name or an alias, keeps its configured backends. `dns` backends must have
-    been expanded before (`expand_dns`), else they count as one backend each.
+    is configured, as a name or an alias, keeps its configured backends. Groups must have been
+    spelled out before (`groups.expand`), else they count as one backend each.
     """
     backends = backends_of(config)
     return CoreSettings(

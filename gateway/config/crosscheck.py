@@ -6,7 +6,7 @@ again. Changes nothing.
 
 from collections.abc import Callable, Mapping
 
-from gateway.config.backends import ANY_HOST, occurrences
+from gateway.config.backends import ANY_HOST, KINDS, group_key, occurrences
 from gateway.config.forms import entry_path
 from gateway.config.identities import check_backends
 from gateway.config.places import Places
@@ -66,13 +66,16 @@ def _events(config: Config, at: Places) -> None:
         for key in ("kv_events", "kv_replay"):
             endpoint = getattr(backend, key)
             where = f"{path}.{key}"
-            if endpoint is None or at.bad(where) or at.bad(path) or at.bad(f"{path}.dns"):
+            kinds = [kind for kind in KINDS if getattr(backend, kind) is not None]
+            unclear = any(at.bad(f"{path}.{kind}") for kind in KINDS)
+            if endpoint is None or at.bad(where) or at.bad(path) or unclear:
                 continue
             many = endpoint.startswith(f"tcp://{ANY_HOST}:")
-            if many and backend.dns is None:
+            if many and group_key(backend) is None:
                 at.add(where, "one backend has one address", "expected tcp://HOST:PORT")
-            elif backend.dns is not None and not many:
-                at.add(where, "every address behind dns has its own", "expected tcp://*:PORT")
+            elif group_key(backend) is not None and not many:
+                message = f"every address behind {kinds[0]} has its own"
+                at.add(where, message, "expected tcp://*:PORT")
         if backend.kv_replay is not None and backend.kv_events is None:
             at.add(f"{path}.kv_replay", "no kv_events to replay", "expected kv_events too")
 

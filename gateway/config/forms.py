@@ -10,10 +10,11 @@ from urllib.parse import urlsplit
 
 @dataclass(slots=True, frozen=True)
 class Form:
-    """`ok` judges a text; `allowed` says in words what passes."""
+    """`ok` judges a text; `allowed` says in words what passes; `numbers` may be unquoted."""
 
     ok: Callable[[str], bool]
     allowed: str
+    numbers: bool = False
 
 
 def _matches(pattern: str) -> Callable[[str], bool]:
@@ -65,6 +66,34 @@ def _is_zmq(text: str) -> bool:
     return _is_root_url(named, ("tcp",)) and urlsplit(named).port is not None
 
 
+_is_port_name = _matches(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+
+
+def _is_port(text: str) -> bool:
+    if text.isdecimal():
+        return len(text) <= 5 and 1 <= int(text) <= 65535
+    return _is_port_name(text)
+
+
+def split_address(text: str) -> tuple[str, int | None] | None:
+    """Return the IP address and port in ADDRESS, ADDRESS:PORT or [ADDRESS]:PORT; None = neither."""
+    host, port = text, ""
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            return None
+        port = rest[1:]
+    elif text.count(":") == 1:
+        host, _, port = text.partition(":")
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    if port and not (port.isascii() and port.isdecimal() and _is_port(port)):
+        return None
+    return host, int(port) if port else None
+
+
 def _is_origin(text: str) -> bool:
     return text == "*" or (_is_root_url(text) and not text.endswith("/"))
 
@@ -97,6 +126,10 @@ FORMS: dict[str, Form] = {
         _matches(r"[0-9a-fA-F]{64}"), "64 hex digits, as `radixgate key new NAME` prints them"
     ),
     "origin": Form(_is_origin, 'https://HOST[:PORT] without a path, or "*"'),
+    "port": Form(_is_port, "the name of a port, or a number from 1 to 65535", numbers=True),
+    "address": Form(
+        lambda text: split_address(text) is not None, "an IP address, or one with :PORT behind it"
+    ),
     "date": Form(_is_date, "a date such as 2027-01-31"),
     "network": Form(_is_network, "an IP address or network such as 10.0.0.0/8"),
 }

@@ -7,12 +7,16 @@ is judged, what can't is never guessed.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gateway.config.backends import MERGED, Names, address, occurrences
+from gateway.config.backends import KINDS, MERGED, Names, address, occurrences
 from gateway.config.places import Places
 from gateway.config.schema import BackendConfig, Config
 from gateway.core.trie import MAX_SLOTS
 
-_ADDRESS = ("url", "dns", "port")
+_ADDRESS = (
+    *KINDS,
+    "port",
+    *("kubernetes.service", "kubernetes.namespace", "kubernetes.port"),
+)
 
 
 @dataclass(slots=True, frozen=True)
@@ -34,7 +38,8 @@ class _Listing:
         """The key path that gives its identity."""
         if self.backend.name is not None:
             return f"{self.path}.name"
-        return f"{self.path}.dns" if self.backend.url is None else f"{self.path}.url"
+        kinds = (kind for kind in KINDS if getattr(self.backend, kind) is not None)
+        return f"{self.path}.{next(kinds, 'dns')}"
 
 
 def check_backends(config: Config, at: Places) -> None:
@@ -79,19 +84,29 @@ def _addresses(config: Config, listings: list[_Listing], at: Places) -> None:
     defined = {listing.name for listing in listings if listing.unclear or listing.address}
     for listing in listings:
         path, name = listing.path, listing.name
-        url, dns, port = (_given(listing, key, at) for key in _ADDRESS)
-        if url and dns:
-            at.add(f"{path}.dns", "both url and dns are given", "expected one of them")
-        elif dns and not port:
-            at.add(f"{path}.port", "dns is given without port", "expected a port from 1 to 65535")
-        elif url and port:
-            at.add(f"{path}.port", "port belongs to dns", "expected the port inside url")
-        elif not (url or dns or at.bad(f"{path}.name")) and (
+        kinds = [kind for kind in KINDS if _given(listing, kind, at)]
+        if kinds:
+            _one_kind(listing, kinds, at)
+        elif not at.bad(f"{path}.name") and (
             at.merged(path) and (name is None or (sure and name not in defined))
         ):
-            at.add(f"{path}.url", "the backend has no address", "expected url, or dns and port")
+            allowed = "expected url, or dns and port, or srv, file or kubernetes"
+            at.add(f"{path}.url", "the backend has no address", allowed)
         if _given(listing, "api_key_env", at) and _given(listing, "api_key_file", at):
             at.add(f"{path}.api_key_file", "api_key_env is given as well", "expected one of them")
+
+
+def _one_kind(listing: _Listing, kinds: list[str], at: Places) -> None:
+    """Report what contradicts the way in which the address is given."""
+    path, port = listing.path, _given(listing, "port", at)
+    if len(kinds) > 1:
+        message = f"both {kinds[0]} and {kinds[1]} are given"
+        at.add(f"{path}.{kinds[1]}", message, "expected one of them")
+    elif kinds == ["dns"] and not port:
+        at.add(f"{path}.port", "dns is given without port", "expected a port from 1 to 65535")
+    elif kinds != ["dns"] and port:
+        where = "inside url" if kinds == ["url"] else "as the source tells it"
+        at.add(f"{path}.port", "port belongs to dns", f"expected the port {where}")
 
 
 def _given(listing: _Listing, key: str, at: Places) -> bool:

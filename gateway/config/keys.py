@@ -6,7 +6,10 @@ from typing import Any
 
 @dataclass(slots=True, frozen=True)
 class Key:
-    """What a key means. `form` names a text check of `forms.py`; `example` is for the reference."""
+    """What a key means. `form` names a text check of `forms.py`; `example` is for the reference.
+
+    `apart`: it excludes other keys, so that the reference shows it in an item of its own.
+    """
 
     help: str
     unit: str | None = None
@@ -15,3 +18,4 @@ class Key:
     le: float | None = None
     form: str | None = None
     example: Any = None
+    apart: bool = False

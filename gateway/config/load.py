@@ -109,6 +109,10 @@ def _warn(
             where = places.get(f"{path}.tls.verify", top)
             message = "anyone who answers there is believed and gets the backend's key"
             report.warn(where, f"{path}.tls.verify", message, "expected tls.ca instead")
+        if backend.file is not None and not _exists(backend.file):
+            message = f"{backend.file} does not exist on this machine"
+            where = places.get(f"{path}.file", top)
+            report.warn(where, f"{path}.file", message, "expected it where the gateway runs")
     _warn_blind(config, places, top, report)
     for index, model in enumerate(config.models):
         for field, file in (("tokenizer", model.tokenizer), ("chat_template", model.chat_template)):

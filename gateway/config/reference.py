@@ -38,7 +38,7 @@ def reference_yaml() -> str:
     infos = dict(_infos(Config, "", set()))
     lines = [_HEAD]
     for line in emit(_example(Config, set())):
-        info = infos[re.sub(r"\[\d+\]$", "", line.path)]
+        info = infos[re.sub(r"\[\d+\]", "[0]", line.path).removesuffix("[0]")]
         indent = len(line.text) - len(line.text.lstrip(" -"))
         if "." not in line.path and not line.path.endswith("]"):
             lines.append("")
@@ -86,14 +86,26 @@ def _example(section: type[msgspec.Struct], seen: set[type]) -> dict[str, Any]:
     return {name: _value(info, seen) for name, info in keys_of(section).items()}
 
 
+def _apart(section: type[msgspec.Struct], seen: set[type]) -> Iterator[dict[str, Any]]:
+    """Yield an item of its own for every key that excludes what the first item shows."""
+    for name, info in keys_of(section).items():
+        if info.key.apart and info.section is not None and info.section not in seen:
+            seen.add(info.section)
+            yield {name: _example(info.section, seen)}
+
+
 def _value(info: KeyInfo, seen: set[type]) -> Any:
     inner = info.section
-    if inner is not None and inner not in seen:
+    if inner is not None and inner not in seen and not info.key.apart:
         seen.add(inner)
         example = _example(inner, seen)
         if is_section(info.kind):
             return example
-        return [example] if get_origin(info.kind) is list else {_EXAMPLE_CLASS: example}
+        if get_origin(info.kind) is dict:
+            return {_EXAMPLE_CLASS: example}
+        return [example, *_apart(inner, seen)]
+    if info.key.apart:
+        return None
     if info.key.example is not None:
         return info.key.example
     return msgspec.to_builtins(info.default)

@@ -19,6 +19,7 @@ from gateway.config.admission import (
     SloConfig,
     UsageLogConfig,
 )
+from gateway.config.discovery import DiscoveryConfig, KubernetesConfig, ReloadConfig
 from gateway.config.keys import Key
 from gateway.config.reporting import LogConfig, TracesConfig
 from gateway.config.routing import RoutingConfig
@@ -34,10 +35,12 @@ __all__ = [
     "ClassConfig",
     "Config",
     "CorsConfig",
+    "DiscoveryConfig",
     "Engine",
     "HealthConfig",
     "IndexConfig",
     "KeyConfig",
+    "KubernetesConfig",
     "LimitsConfig",
     "ListenConfig",
     "ListenTlsConfig",
@@ -46,6 +49,7 @@ __all__ = [
     "ModelConfig",
     "PollConfig",
     "QueueConfig",
+    "ReloadConfig",
     "RetriesConfig",
     "SloConfig",
     "StateConfig",
@@ -96,7 +100,7 @@ class AdminConfig(_Section, frozen=True):
 
 
 class BackendConfig(_Section, frozen=True):
-    """One engine process with one URL, or (`dns`) every address behind a name."""
+    """One engine process with one URL, or all that dns, srv, file or kubernetes tells of."""
 
     name: Annotated[
         str | None,
@@ -128,8 +132,8 @@ class BackendConfig(_Section, frozen=True):
         str | None,
         Key(
             "ZMQ endpoint of the engine's KV events, e.g. tcp://vllm-a:5557: its prefix index "
-            "becomes exact (needs the model's tokenizer and the extra events). With dns, "
-            "tcp://*:PORT.",
+            "becomes exact (needs the model's tokenizer and the extra events). With dns, srv or "
+            "kubernetes, tcp://*:PORT.",
             form="zmq",
         ),
     ] = None
@@ -148,7 +152,29 @@ class BackendConfig(_Section, frozen=True):
     port: Annotated[int | None, Key("Port of every address behind dns.", ge=1, le=65535)] = None
     tls: Annotated[
         BackendTlsConfig | None,
-        Key("TLS of an https url; with dns, its addresses are asked over https. None = defaults."),
+        Key(
+            "TLS of an https url; what dns, srv or kubernetes tells of is asked over https. None = "
+            "defaults."
+        ),
+    ] = None
+    srv: Annotated[
+        str | None,
+        Key(
+            "Instead of url: a DNS SRV name, e.g. _http._tcp.vllm.internal, whose targets of the "
+            "best priority are all backends; needs the extra `discovery`.",
+            form="host",
+        ),
+    ] = None
+    file: Annotated[
+        str | None,
+        Key(
+            "Instead of url: a JSON or YAML file with a list of backends (name, url, ...), watched.",
+            form="text",
+        ),
+    ] = None
+    kubernetes: Annotated[
+        KubernetesConfig | None,
+        Key("Instead of url: a Service whose ready endpoints are all backends.", apart=True),
     ] = None
 
 
@@ -345,6 +371,8 @@ class Config(_Section, frozen=True):
     queue: Annotated[QueueConfig, Key("Requests held at the gateway.")] = QueueConfig()
     poll: Annotated[PollConfig, Key("Reading the backends' metrics.")] = PollConfig()
     health: Annotated[HealthConfig, Key("Whether backends serve.")] = HealthConfig()
+    discovery: Annotated[DiscoveryConfig, Key("Finding backends.")] = DiscoveryConfig()
+    reload: Annotated[ReloadConfig, Key("Taking a changed configuration.")] = ReloadConfig()
     index: Annotated[IndexConfig, Key("Index of cached prefixes.")] = IndexConfig()
     limits: Annotated[LimitsConfig, Key("What is accepted.")] = LimitsConfig()
     timeouts: Annotated[TimeoutsConfig, Key("Deadlines.")] = TimeoutsConfig()
@@ -367,7 +395,7 @@ class Config(_Section, frozen=True):
         str | None,
         Key(
             "File that gets a line per request, for `radixgate replay`: times, lengths, salted block "
-            "hashes, no text; 64 MiB, then three older ones. None = off. Takes effect with a start.",
+            "hashes, no text; 64 MiB, then three older ones. None = off.",
             form="text",
         ),
     ] = None

@@ -137,6 +137,8 @@ class Validator:
         if raw.loose and raw.text is not None:
             value = raw.text
         form = FORMS[key.form or "text"]
+        if form.numbers and type(value) is int:
+            value = str(value) if 0 <= value < 10**9 else "-"
         if not isinstance(value, str):
             scalar = not isinstance(value, dict | list)
             return self._wrong(raw, path, "text (put it in quotes)" if scalar else "text")

@@ -88,6 +88,19 @@ class BytePrompter:
         self._conversations: OrderedDict[int, float] = OrderedDict()
         self._models: dict[tuple[str, str], TokenFit] = {}
 
+    def use_block_bytes(self, block_bytes: int) -> bool:
+        """Chain by blocks of this size from now on; return whether it is another one.
+
+        What was learnt of single conversations is known by their blocks, and forgotten with them.
+        """
+        if block_bytes == self._block_bytes:
+            return False
+        self._block_bytes = block_bytes
+        self._narrow_blocks = narrow_blocks(block_bytes)
+        self._memo = ChainMemo(self._salt, block_bytes)
+        self._conversations.clear()
+        return True
+
     def chain(self, request: ParsedRequest, *, isolation: str = "", cls: str = "") -> Chain:
         """Return the prompt's chain, its token count estimated."""
         stream = canonical(request, isolation=isolation)

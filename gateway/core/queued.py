@@ -270,7 +270,7 @@ class QueuedDispatcher(Dispatcher):
         return ticket
 
     def _nobody(self, pool: Pool, query: Query, books: ClassBooks, now: float) -> Ticket | Refusal:
-        if not query.prefills or not self._queue.enabled or not pool.rows:
+        if not query.prefills or not self._queue.enabled:
             return super()._nobody(pool, query, books, now)
         self._last_id += 1
         policy = self._chooser.used.name

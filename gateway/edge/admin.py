@@ -15,6 +15,7 @@ import orjson
 from aiohttp import web
 from multidict import CIMultiDict
 
+from gateway.config.diff import Change
 from gateway.core.request import RequestFault, check_weight
 from gateway.core.shadow import Tally
 from gateway.core.types import Explanation, HotPrefix
@@ -73,12 +74,13 @@ class Books(Seen, Protocol):
 class ReloadResult:
     """How a reload went. `problems` are the configuration's mistakes, one line each.
 
-    `needs_restart` are changed keys that a reload cannot apply.
+    `needs_restart` are changed keys that a reload cannot apply; `changes` all that differ.
     """
 
     ok: bool
     problems: tuple[str, ...] = ()
     needs_restart: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
 
 
 @dataclass(slots=True, frozen=True)
@@ -205,7 +207,9 @@ class _Routes:
         result = await self._context.reload()
         if result.ok:
             restart = list(result.needs_restart)
-            return _json({"result": "ok"} | ({"needs_restart": restart} if restart else {}))
+            changes = [asdict(change) for change in result.changes]
+            told = {"changes": changes, "needs_restart": restart}
+            return _json({"result": "ok"} | {key: told[key] for key in told if told[key]})
         error = InvalidRequest("the configuration has mistakes; the old one stays in force")
         answer = orjson.loads(error.body()) | {"problems": list(result.problems)}
         return _json(answer, status=error.status)

@@ -69,6 +69,10 @@ class Upstreams:
         """Return every backend."""
         return list(self._by_name.values())
 
+    def keys(self) -> dict[str, str | None]:
+        """Return each backend's key; whoever asks shows none of them."""
+        return {name: upstream.spec.api_key for name, upstream in self._by_name.items()}
+
     def replace(self, specs: Iterable[UpstreamSpec]) -> None:
         """Take a new list: unchanged backends keep their sockets, gone ones close when idle."""
         old, self._by_name = self._by_name, {}

@@ -30,6 +30,11 @@ class RotatingFile:
         self._fd = _opened(path)
         self._size = self._repaired()
 
+    def configure(self, *, most_bytes: int, kept: int) -> None:
+        """Take new limits; from any thread."""
+        self._most_bytes = most_bytes
+        self._kept = kept
+
     def write(self, lines: bytes) -> None:
         """Append whole lines; begin a new file first if they would not fit into this one.
 

@@ -48,6 +48,7 @@ class UsageLog:
             OSError: the file cannot be written.
         """
         self.dropped = 0
+        self.path = path
         self._today = today
         self._fsync_s = fsync_s
         self._most_waiting = most_waiting
@@ -66,6 +67,11 @@ class UsageLog:
             self.dropped += 1
             return
         self._queue.put(record)
+
+    def configure(self, *, most_bytes: int, kept: int, fsync_s: float) -> None:
+        """Take new limits; the thread reads them with its next batch."""
+        self._fsync_s = fsync_s
+        self._file.configure(most_bytes=most_bytes, kept=kept)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Write and sync what waits, for at most `timeout_s`, and close the file."""

@@ -108,7 +108,7 @@ async def test_a_refused_reload_leaves_the_addresses_alone(tmp_path: Path) -> No
         good = f"backends: [{{name: d, dns: localhost, port: {port}}}]\n"
         file.write_text(good)
         async with running(file=str(file), models=[["unasked"]]) as rig:
-            before = dict(rig.app._addresses)
+            before = dict(rig.app._found)
             missing = tmp_path / "none.json"
             backends = "[{url: 'http://127.0.0.1:9'}]"
             file.write_text(
@@ -117,8 +117,8 @@ async def test_a_refused_reload_leaves_the_addresses_alone(tmp_path: Path) -> No
             assert not (await rig.app.reload()).ok
             rig.app._on_models(rig.app._catalog.served())
 
-            assert dict(rig.app._addresses) == before
-            assert before["localhost"]
+            assert dict(rig.app._found) == before
+            assert before[f"dns:localhost:{port}"]
             assert (await rig.ask(post(CHAT, chat()))).status == 200
 
 

@@ -9,9 +9,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from gateway.config.backends import expand_dns
+from gateway.config.groups import expand, groups_of
 from gateway.config.load import load
-from gateway.config.schema import Config
+from gateway.config.schema import BackendConfig, Config
 from gateway.edge import routes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,7 +100,9 @@ def test_the_configuration_is_valid_and_listens_where_the_manifests_say(tmp_path
     ports = {port["name"]: port["containerPort"] for port in container()["ports"]}
     assert ports == {"http": loaded.listen.port, "admin": loaded.admin.port}
     assert (loaded.listen.host, loaded.admin.host) == ("0.0.0.0", "0.0.0.0")
-    expanded = expand_dns(loaded, {"vllm": ("10.0.0.1", "10.0.0.2")})
+    (key,) = groups_of(loaded)
+    pods = tuple(BackendConfig(url=f"http://10.0.0.{number}:8000") for number in (1, 2))
+    expanded = expand(loaded, {key: pods})
     assert len(expanded.models[0].backends) == 2
 
 

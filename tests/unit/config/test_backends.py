@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.backends import Names, backend_names, backends_of, events_of, expand_dns
-from gateway.config.schema import BackendConfig, Config, ModelConfig
+from gateway.config.backends import Names, backend_names, backends_of, events_of
+from gateway.config.schema import BackendConfig, Config
 from tests.unit.config import load_text
 
 TWO_MODELS = """\
@@ -48,46 +48,6 @@ def test_unnamed_backends_are_numbered_and_do_not_tell_their_address() -> None:
 
     names = [backend.name for backend in backends_of(config)]
     assert names == ["backend-1_", "backend-2", "backend-1"]
-
-
-def _pool() -> Config:
-    pool = BackendConfig(name="pool", dns="v.internal", port=8000, engine="vllm")
-    first = ModelConfig(name="m", backends=[pool, BackendConfig(name="a", url="http://h:1")])
-    second = ModelConfig(name="n", backends=[BackendConfig(name="pool")])
-    return Config(models=[first, second])
-
-
-def test_every_address_behind_a_name_is_a_backend() -> None:
-    config = expand_dns(_pool(), {"v.internal": ("10.0.0.1", "fd00::1", "10.0.0.1")})
-
-    urls = [backend.url for backend in config.models[0].backends]
-    assert urls == ["http://10.0.0.1:8000", "http://[fd00::1]:8000", "http://h:1"]
-    assert config.models[1].backends == config.models[0].backends[:2]
-    assert {backend.engine for backend in config.models[1].backends} == {"vllm"}
-
-
-def test_an_address_keeps_its_name_when_others_come_and_go_and_does_not_tell_itself() -> None:
-    one = expand_dns(_pool(), {"v.internal": ("10.0.0.1",)}).models[0].backends[0]
-    two = expand_dns(_pool(), {"v.internal": ("10.0.0.9", "10.0.0.1")}).models[0].backends[1]
-
-    assert one == two
-    assert one.name is not None
-    assert one.name.startswith("pool-")
-    assert "10.0.0" not in one.name
-
-
-def test_an_unresolved_name_gives_no_backend() -> None:
-    assert backends_of(expand_dns(_pool(), {}))[0].name == "a"
-
-
-def test_event_endpoints_follow_each_address_behind_a_name() -> None:
-    pool = BackendConfig(name="pool", dns="v.internal", port=8000, kv_events="tcp://*:5557")
-    config = expand_dns(Config(backends=[pool]), {"v.internal": ("10.0.0.1", "fd00::1")})
-
-    assert [events_of(backend) for backend in backends_of(config)] == [
-        ("tcp://10.0.0.1:5557", "tcp://10.0.0.1:5558"),
-        ("tcp://[fd00::1]:5557", "tcp://[fd00::1]:5558"),
-    ]
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,13 @@ def _key_count(section: type[msgspec.Struct], seen: set[type]) -> int:
     return len(infos) + sum(_key_count(part, seen) for part in inner)
 
 
-def _example_of(section: type[msgspec.Struct], data: typing.Any, seen: set[type]) -> int:
-    """Walk the reference's data by type; return how many keys it documents."""
+def _example_of(
+    section: type[msgspec.Struct], data: typing.Any, seen: set[type], *beside: typing.Any
+) -> int:
+    """Walk the reference's data by type; return how many keys it documents.
+
+    `beside` are the further items of a list: each shows a key that excludes the first one's.
+    """
     if section in seen:
         return 0
     seen.add(section)
@@ -43,9 +48,12 @@ def _example_of(section: type[msgspec.Struct], data: typing.Any, seen: set[type]
             if not info.required and info.key.example is None:
                 assert value == info.default, info.name
             continue
+        if info.key.apart:
+            (value,) = (item[info.name] for item in beside if list(item) == [info.name])
+        more: list[typing.Any] = []
         if not is_section(info.kind):
-            value = next(iter(value.values() if isinstance(value, dict) else value), None)
-        count += _example_of(info.section, value, seen)
+            value, *more = (value.values() if isinstance(value, dict) else value) or [None]
+        count += _example_of(info.section, value, seen, *more)
     return count
 
 

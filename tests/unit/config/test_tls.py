@@ -2,9 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.backends import backends_of, expand_dns
+from gateway.config.backends import backends_of
+from gateway.config.groups import expand
 from gateway.config.load import load
 from gateway.config.problems import ConfigErrors
+from gateway.config.schema import BackendConfig
 from tests.unit.config import ONE_BACKEND, load_text
 
 
@@ -50,7 +52,8 @@ def test_variables_set_the_listeners_certificate() -> None:
 
 def test_addresses_behind_a_name_are_asked_over_https_by_that_name(tmp_path: Path) -> None:
     text = "backends: [{name: d, dns: engines.internal, port: 8443, tls: {ca: c.pem}}]\n"
-    config = expand_dns(load_text(tmp_path, text).config, {"engines.internal": ("10.0.0.1",)})
+    found = {"dns:engines.internal:8443": (BackendConfig(url="http://10.0.0.1:8443"),)}
+    config = expand(load_text(tmp_path, text).config, found)
     (backend,) = backends_of(config)
     assert backend.url == "https://10.0.0.1:8443"
     assert backend.tls is not None

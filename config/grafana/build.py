@@ -145,6 +145,13 @@ def backends() -> list[Panel]:
         Panel("Breaker", (Query(per_backend("gateway_backend_breaker_state", "max"), "{{backend}}"),),
               kind="state-timeline",
               states=((0, "closed", "green"), (1, "half-open", "yellow"), (2, "open", "red"))),
+        chart(
+            "Backends", Query("count by (instance) (gateway_backend_up)", "{{instance}} known"),
+            Query("sum by (instance) (gateway_backend_up)", "{{instance}} up"),
+            Query("sum by (instance) (gateway_backend_draining)", "{{instance}} draining"),
+            Query("sum by (instance) (gateway_backend_warming)", "{{instance}} warming"),
+        ),
+        chart("Breakers opened", Query(f"sum by (backend) (increase(gateway_backend_breaker_opens_total{{{_BACKEND}}}[5m]))", "{{backend}}"), text="In five minutes."),
         chart("KV cache in use", Query(per_backend("gateway_backend_kv_utilization", "max"), "{{backend}}"), unit="percentunit", most=1),
         chart(
             "Prefill owed", Query(per_backend("gateway_backend_owed_prefill_seconds"), "{{backend}}"),

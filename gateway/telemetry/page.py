@@ -14,8 +14,9 @@ from typing import Protocol
 from gateway.core.shadow import Tally
 from gateway.core.types import BackendStatus, ClassStatus, Outcome
 from gateway.telemetry import families as f
+from gateway.telemetry.backend_families import BACKENDS, FOLLOWED
 from gateway.telemetry.counters import Counters, Words, labels
-from gateway.telemetry.families import Family
+from gateway.telemetry.family import Family
 from gateway.telemetry.histogram import Histogram
 from gateway.telemetry.lag import LagWindow
 
@@ -148,10 +149,10 @@ class Page:
         now, source = self._clock(), self._source
         backends = [(labels(("backend",), (b.name,)), b) for b in source.backends(now)]
         yield ""  # that took the longest
-        for family, read in f.BACKENDS:
+        for family, read in BACKENDS:
             yield _table(family, [(tags, read(backend)) for tags, backend in backends])
         followed = [(tags, b.kv_events) for tags, b in backends if b.kv_events.mode != "off"]
-        for family, read_events in f.FOLLOWED if followed else ():
+        for family, read_events in FOLLOWED if followed else ():
             yield _table(family, [(tags, read_events(events)) for tags, events in followed])
         classes = [(labels(("class",), (c.name,)), c) for c in source.classes(now)]
         for family, read_class in f.CLASSES:

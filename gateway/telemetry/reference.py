@@ -16,7 +16,8 @@ from prometheus_client.process_collector import ProcessCollector
 from gateway.core.types import Outcome
 from gateway.errors import GatewayError
 from gateway.telemetry import histogram
-from gateway.telemetry.families import FAMILIES, Family
+from gateway.telemetry.families import FAMILIES
+from gateway.telemetry.family import Family
 from gateway.telemetry.record import AdmissionResult, AttemptResult
 
 DOCS = Path("docs/metrics.md")

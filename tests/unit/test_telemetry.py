@@ -58,6 +58,8 @@ CONTRACT = {
     "gateway_backend_hits_reported_tokens_total": ("counter", {"backend"}),
     "gateway_queue_bytes": ("gauge", {"class"}),
     "gateway_backend_breaker_state": ("gauge", {"backend"}),
+    "gateway_backend_breaker_opens_total": ("counter", {"backend"}),
+    "gateway_backend_warming": ("gauge", {"backend"}),
     "gateway_prefill_saved_seconds_total": ("counter", {"backend"}),
     "gateway_slo_met_requests_total": ("counter", {"class", "model", "backend"}),
     "gateway_slo_seconds": ("gauge", {"class", "target"}),

@@ -41,7 +41,9 @@ classes:
 keys: [{{name: team, sha256: "{digest}"}}]
 usage_log: {{path: "{folder}/usage.jsonl"}}
 """
-_ABSENT = ("kv_event", "index_exact", "gateway_fallback_total")  # need an engine with a tokenizer
+_ABSENT = (  # need an engine with a tokenizer, or backends that are looked for
+    "kv_event", "index_exact", "gateway_fallback_total", "gateway_discovery",
+)  # fmt: skip
 
 
 @asynccontextmanager

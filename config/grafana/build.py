@@ -151,6 +151,11 @@ def backends() -> list[Panel]:
             Query("sum by (instance) (gateway_backend_draining)", "{{instance}} draining"),
             Query("sum by (instance) (gateway_backend_warming)", "{{instance}} warming"),
         ),
+        chart(
+            "Discovery", Query("max by (source, kind) (gateway_discovery_backends)", "{{source}} by {{kind}}"),
+            Query("max by (source, kind) (gateway_discovery_failing)", "{{source}} by {{kind}} fails"),
+            text="Needs backends found by dns, srv, file or kubernetes.",
+        ),
         chart("Breakers opened", Query(f"sum by (backend) (increase(gateway_backend_breaker_opens_total{{{_BACKEND}}}[5m]))", "{{backend}}"), text="In five minutes."),
         chart("KV cache in use", Query(per_backend("gateway_backend_kv_utilization", "max"), "{{backend}}"), unit="percentunit", most=1),
         chart(

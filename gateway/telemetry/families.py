@@ -156,6 +156,25 @@ POOL = Family(
     "Mean of a model's backends; +Inf = none is up.",
 )
 
+_SOURCE = ("source", "kind")
+_LISTED = "backends are found by `dns`, `srv`, `file` or `kubernetes`"
+FOUND = Family(
+    "gateway_discovery_backends", "gauge", _SOURCE, "Backends that a listing has found.", _LISTED
+)
+FINDING_FAILS = Family(
+    "gateway_discovery_failing",
+    "gauge",
+    _SOURCE,
+    "1 while a listing cannot be read and the last one is kept.",
+    _LISTED,
+)
+FINDING_FAILED = Family(
+    "gateway_discovery_failures_total",
+    "counter",
+    _SOURCE,
+    "How often a listing could not be read.",
+    _LISTED,
+)
 INDEX_BYTES = Family("gateway_index_bytes", "gauge", (), "Memory of the prefix index.")
 LOOP_LAG = Family(
     "gateway_loop_lag_seconds",
@@ -216,6 +235,9 @@ FAMILIES: tuple[Family, ...] = (
     *(family for family, _ in CLASSES),
     SLO,
     POOL,
+    FOUND,
+    FINDING_FAILS,
+    FINDING_FAILED,
     INDEX_BYTES,
     LOOP_LAG,
     COLLECTOR_PAUSE,

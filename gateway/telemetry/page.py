@@ -46,10 +46,35 @@ class Source(Protocol):
         """Return each model with how full its backends are; 1 = the next request waits."""
 
 
+class SourceStatus(Protocol):
+    """How a listing of backends does."""
+
+    @property
+    def name(self) -> str:
+        """Return the listing's configured name."""
+
+    @property
+    def kind(self) -> str:
+        """Return how it is read: dns, srv, file or kubernetes."""
+
+    @property
+    def backends(self) -> int:
+        """Return how many it has."""
+
+    @property
+    def failing(self) -> bool:
+        """Return whether the last look failed."""
+
+    @property
+    def failures(self) -> int:
+        """Return how many looks failed."""
+
+
 class Page:
     """Renders what it was handed; `clock` gives monotonic seconds.
 
-    `losses` returns what each file of the gateway's could not take, for those that are written.
+    `losses` returns what each file of the gateway's could not take, for those that are written;
+    `sources` how each listing of backends does, for those that are not fixed.
     """
 
     def __init__(
@@ -68,6 +93,7 @@ class Page:
         self._source = source
         self._clock = clock
         self.losses: Callable[[], Mapping[str, int]] = dict
+        self.sources: Callable[[], Iterable[SourceStatus]] = tuple
         self._info = labels(("version", "python"), (version, platform.python_version()))
 
     def pieces(self) -> Iterator[str]:
@@ -159,12 +185,28 @@ class Page:
             yield _table(family, [(tags, read_class(status)) for tags, status in classes])
         yield _table(f.SLO, self._targets())
         yield _table(f.POOL, [(labels(("model",), (name,)), full) for name, full in self._pools()])
+        yield self._found()
         yield _table(f.INDEX_BYTES, [("", source.index_bytes)])
         yield _table(f.LOOP_LAG, [("", self._lag.worst_s)])
         yield _table(f.COLLECTOR_PAUSE, [("", self._pauses.worst_s)])
         if losses := self.losses():
             yield _table(f.LOSSES, [(labels(("file",), (k,)), n) for k, n in losses.items()])
         yield _table(f.BUILD_INFO, [(self._info, 1)])
+
+    def _found(self) -> str:
+        """Write how listings do; those of one name are one series, or the page would be invalid."""
+        rows: dict[tuple[str, str], list[int]] = {}
+        for one in self.sources():
+            row = rows.setdefault((one.name, one.kind), [0, 0, 0])
+            row[0] += one.backends
+            row[1] |= one.failing
+            row[2] += one.failures
+        tagged = [(labels(f.FOUND.labels, key), row) for key, row in rows.items()]
+        families = (f.FOUND, f.FINDING_FAILS, f.FINDING_FAILED) if rows else ()
+        return "".join(
+            _table(family, [(tags, row[i]) for tags, row in tagged])
+            for i, family in enumerate(families)
+        )
 
     def _targets(self) -> list[tuple[str, float]]:
         return [

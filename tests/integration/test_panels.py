@@ -29,7 +29,7 @@ models:
   - name: tiny
     backends:
       - {{name: a, url: "{a}"}}
-      - {{name: b, url: "{b}"}}
+      - {{name: pool, file: "{listed}"}}
 classes:
   coding: {{match: [{{path: /v1/messages}}, {{tools: true}}]}}
   batch: {{match: [{{path: /v1/completions}}], bucket: {{tokens_per_second: 1, burst_tokens: 1}}}}
@@ -44,7 +44,10 @@ KEY = "k-secret"
 async def serving(a: Live, b: Live, folder: Path) -> AsyncIterator[App]:
     """Run a gateway, with all that adds families to its page, before two simulated replicas."""
     digest = hashlib.sha256(KEY.encode()).hexdigest()
-    text = CONFIG.format(a=a.url, b=b.url, digest=digest, usage=folder / "usage.jsonl")
+    listed = folder / "backends.json"
+    listed.write_bytes(orjson.dumps([{"name": "b", "url": b.url}]))
+    usage = folder / "usage.jsonl"
+    text = CONFIG.format(a=a.url, listed=listed, digest=digest, usage=usage)
     path = folder / "gateway.yaml"
     path.write_text(text)
     source = Source(str(path))

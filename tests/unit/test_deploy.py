@@ -100,6 +100,8 @@ def test_the_configuration_is_valid_and_listens_where_the_manifests_say(tmp_path
     ports = {port["name"]: port["containerPort"] for port in container()["ports"]}
     assert ports == {"http": loaded.listen.port, "admin": loaded.admin.port}
     assert (loaded.listen.host, loaded.admin.host) == ("0.0.0.0", "0.0.0.0")
+    (listing,) = loaded.models[0].backends
+    assert listing.kubernetes is not None  # what the Role is for
     (key,) = groups_of(loaded)
     pods = tuple(BackendConfig(url=f"http://10.0.0.{number}:8000") for number in (1, 2))
     expanded = expand(loaded, {key: pods})

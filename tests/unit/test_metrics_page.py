@@ -4,6 +4,7 @@ import asyncio
 import random
 import re
 from array import array
+from dataclasses import dataclass
 from math import inf
 
 import pytest
@@ -108,7 +109,7 @@ def test_every_family_is_documented_and_named_as_prometheus_wants_it() -> None:
             assert family.name.endswith("_seconds")
     assert not {label for family in FAMILIES for label in family.labels} - {
         "backend", "class", "code", "file", "key", "kind", "model", "outcome", "policy", "python",
-        "reason", "result", "target", "version",
+        "reason", "result", "source", "target", "version",
     }  # fmt: skip
 
 
@@ -247,6 +248,28 @@ def test_files_that_are_not_written_have_no_series(rig: Rig) -> None:
     assert "gateway_file_dropped_requests_total" not in rig.families()
     rig.telemetry.page.losses = lambda: {"record": 7}
     assert rig.sample("gateway_file_dropped_requests_total", file="record") == 7
+
+
+@dataclass
+class Listing:
+    name: str = "pool"
+    kind: str = "dns"
+    backends: int = 2
+    failing: bool = False
+    failures: int = 0
+
+
+def test_listings_are_told_and_those_of_one_name_together(rig: Rig) -> None:
+    assert "gateway_discovery_backends" not in rig.families()
+    rig.telemetry.page.sources = lambda: [
+        Listing(),
+        Listing(backends=3, failing=True, failures=7),
+        Listing(kind="file"),
+    ]
+    assert rig.sample("gateway_discovery_backends", source="pool", kind="dns") == 5
+    assert rig.sample("gateway_discovery_failing", source="pool", kind="dns") == 1
+    assert rig.sample("gateway_discovery_failures_total", source="pool", kind="dns") == 7
+    assert rig.sample("gateway_discovery_failing", source="pool", kind="file") == 0
 
 
 # --- caps

@@ -83,6 +83,10 @@ class Figures:
             series.tallies.clear()
             series.points.append(None)
 
+    def end(self) -> None:
+        """Let go of what ended since the last tick: nobody will read it."""
+        self._ended.clear()
+
     def tick(self, slos: Mapping[str, Slo], now: float) -> None:
         """Take in what ended since the last tick. `slos` names the classes there are."""
         seconds = max(1e-3, now - self._ticked)

@@ -77,6 +77,7 @@ class Scene:
     def close(self) -> None:
         """Watch no more: from now on a request costs nothing here."""
         self._telemetry.watcher = None
+        self._figures.end()
 
     def render(self) -> bytes:
         """Return this tick as JSON; takes in what has happened since the last."""

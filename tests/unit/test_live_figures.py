@@ -126,6 +126,14 @@ def test_a_watch_that_begins_again_keeps_the_lines_with_a_gap() -> None:
     assert points[2] == (None, None, 0.0, 0.0)  # what ended unread belongs to no tick
 
 
+def test_a_watch_that_ends_keeps_no_request() -> None:
+    figures = watched(ended("read"))
+    figures.note(ended("unread"))
+    figures.end()
+    figures.tick(SLOS, 3.0)
+    assert [row["id"] for row in figures.rows([])] == ["read"]
+
+
 def test_rows_tell_how_requests_ended_and_which_are_under_way() -> None:
     figures = watched(ended("done", queue_s=0.25))
     rows = figures.rows([decided("new", 11.0), decided("done", 10.0), decided("old", -5.0)])

@@ -12,7 +12,7 @@ PYTEST_ARGS ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench bench-core bench-routing bench-index bench-tokens tokens-check sim-check soak panels-check lock reference e2e-vllm clean
+.PHONY: help demo test check format bench bench-core bench-routing bench-index bench-tokens tokens-check sim-check soak chaos panels-check lock reference e2e-vllm clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -41,6 +41,9 @@ e2e-vllm: $(STAMP) ## the end-to-end tests on two real vLLM replicas on the CPU 
 bench: $(STAMP) ## CPU time per request and per chunk beside nginx, haproxy and two Rust routers
 	loadtest/bench/install_peers.sh
 	$(BIN)/python -m loadtest.bench.run --json .cache/bench/bench.json $(BENCH_ARGS)
+
+chaos: $(STAMP) ## ten minutes of kills, freezes, drains, reloads and restarts under SDK clients; nothing lost
+	$(BIN)/python -m loadtest.chaos $(CHAOS_ARGS)
 
 soak: $(STAMP) ## ten minutes of mixed faults: flat memory, every outcome explained
 	$(BIN)/python -m loadtest.soak $(SOAK_ARGS)

@@ -237,7 +237,7 @@ class App:
         await self._open_door()
         self._files = OpenFiles()
         self._limit_clients(config)
-        if self._listener.most < config.limits.streams:
+        if self._listener.most < config.limits.streams // 2:
             text = "open files (ulimit -n %d) allow fewer connections than limits.streams: about %d"
             _log.warning(text, self._files.limit, self._listener.most)
         self._listener.start_ticking()

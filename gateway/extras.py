@@ -15,6 +15,7 @@ class MissingExtra(ValueError):
 _NEEDED = {
     "tokens": ("tokenizers", "jinja2"),
     "events": ("zmq",),
+    "discovery": ("dns",),
     "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
 }
 

@@ -32,5 +32,9 @@ def _wanted(config: Config) -> Iterator[tuple[str, str]]:
     for path, backend in occurrences(config):
         if backend.kv_events is not None:
             yield f"{path}.kv_events", "events"
+        if backend.srv is not None:
+            yield f"{path}.srv", "discovery"
+    if config.discovery.nameservers:
+        yield "discovery.nameservers", "discovery"
     if config.traces.endpoint is not None:
         yield "traces.endpoint", "otel"

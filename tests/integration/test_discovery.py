@@ -257,9 +257,13 @@ async def test_a_broken_file_keeps_the_backends_and_is_told_once(
                 LONG_S,
             )
         assert rig.app._discovery.statuses()[0].failing
+        assert rig.metric("gateway_discovery_failing") == 1
+        assert rig.metric("gateway_discovery_backends") == 1
+        assert rig.metric("gateway_discovery_failures_total") >= 2
         assert await asked_of(rig, 2) == {"a"}
         listed(file, a=a, b=b)
         await are_up(rig, "a", "b")
+        assert rig.metric("gateway_discovery_failing") == 0
 
     told = [record.getMessage() for record in caplog.records]
     assert len([line for line in told if "keeping the 1 known" in line]) == 1

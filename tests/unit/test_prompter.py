@@ -26,6 +26,23 @@ def test_it_is_a_prompter() -> None:
     assert prompter.chain(completion("x" * 1000)).hashes
 
 
+def test_another_block_size_makes_the_chains_of_a_prompter_born_with_it() -> None:
+    prompter, other = BytePrompter(1, 256), BytePrompter(1, 64)
+    request = completion("some text " * 5_000)
+    before = prompter.chain(request)
+    prompter.learn("m", "", before, 20_000)
+
+    assert not prompter.use_block_bytes(256)
+    assert prompter.use_block_bytes(64)
+    after, expected = prompter.chain(request), other.chain(request)
+    assert (after.hashes, after.tail, after.block_bytes) == (
+        *(expected.hashes, expected.tail),
+        64,
+    )
+    assert before.hashes != after.hashes
+    assert relative_error(after, 20_000) < 0.01  # what was learnt of the model stays
+
+
 def test_unknown_model_counts_four_bytes_a_token() -> None:
     chain = BytePrompter(1).chain(completion("x" * 10_000))
     assert chain.tokens == round(chain.text_bytes / DEFAULT_RATIO)

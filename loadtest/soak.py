@@ -314,6 +314,7 @@ async def run(seconds: float, seed: int, *, judge_memory: bool) -> int:
     command = [sys.executable, "-m", "gateway.cli.main", "serve", "--port", str(port)]
     command += ["--admin-port", str(admin), "--set", f"timeouts.first_byte_s={FIRST_BYTE_S}"]
     command += ["--set", "log.level=error", "--set", "index.max_mib=4"]
+    command += ["--set", "timeouts.drain_delay_s=0"]
     for backend in ports:
         command += ["--backend", f"http://127.0.0.1:{backend}"]
     start: Callable[[], Peer | None] = lambda: spawn("soak", command, port, 0)  # noqa: E731

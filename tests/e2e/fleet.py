@@ -253,6 +253,7 @@ def start_gateway(arguments: list[str], log_dir: Path) -> Iterator[Gateway]:
     data, admin = free_ports(2)
     log = log_dir / f"gateway-{data}.log"
     argv = [sys.executable, "-m", "gateway.cli.main", "serve", *arguments]
+    argv += ["--set", "timeouts.drain_delay_s=0"]  # there is no load balancer to be told
     argv += ["--host", "127.0.0.1", "--port", str(data), "--admin-port", str(admin)]
     with log.open("wb") as out:
         process = subprocess.Popen(

@@ -19,7 +19,7 @@ SLOTS = (0, 1, 70)
 class IndexMachine(RuleBasedStateMachine):
     """Chains are paths in a small tree; holders come and go in any part of them."""
 
-    most_blocks = 1024
+    most_blocks = 256
 
     def __init__(self) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class IndexMachine(RuleBasedStateMachine):
         """Every stretch is a path, in the table by each of its blocks, and refers downwards only."""
         table = self.index.stretches
         for there in set(table.values()):
-            assert there.blocks
+            assert 0 < len(there.blocks) <= self.most_blocks
             assert there.mask
             assert all(table[own] is there for own in there.blocks)
             before = there.before

@@ -208,7 +208,8 @@ def _wanted(config: Config) -> Mapping[str, Settings]:
         found["listen.tls"] = config.listen.tls
     for backend in backends_of(config):
         secure = (backend.url or "").lower().startswith(_HTTPS)
-        if secure or (backend.dns is not None and backend.tls is not None):
+        group = backend.url is None and (backend.tls is not None or backend.file is not None)
+        if secure or group:  # those of a file may be of either kind
             found[f"backend {backend.name} tls"] = _shared(backend.tls or _PLAIN)
     return found
 

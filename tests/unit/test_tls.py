@@ -105,6 +105,22 @@ def test_backends_over_http_have_none_and_those_of_one_mind_share_one(files: Pat
     assert made.of(first)[0] is made.of(second)[0]
 
 
+@pytest.mark.parametrize(
+    "group",
+    [
+        BackendConfig(dns="h", port=1, tls=BackendTlsConfig(verify=False)),
+        BackendConfig(file="/backends.yaml", tls=BackendTlsConfig(verify=False)),
+        BackendConfig(file="/backends.yaml"),
+    ],
+)
+def test_members_of_a_group_find_their_context_made(group: BackendConfig) -> None:
+    made = certificates()
+    made.read(Config(backends=[group]))
+    held = dict(made._held)
+    assert made.of(BackendConfig(url="https://h:1", tls=group.tls))[0] is not None
+    assert made._held == held
+
+
 def test_what_no_configuration_needs_any_more_is_dropped(files: Path) -> None:
     made = certificates()
     made.read(listening(files, cert="both.pem"))

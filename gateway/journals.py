@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Self, TypedDict
 
 from gateway.config.admission import UsageLogConfig
-from gateway.config.schema import Config
+from gateway.config.schema import Config, TracesConfig
+from gateway.edge.exchange import Exchange
 from gateway.edge.handler import Handler
 from gateway.edge.traced import traced
 from gateway.telemetry.metrics import Telemetry
@@ -28,10 +29,11 @@ _log = logging.getLogger("radixgate.traces")
 class Journals:
     """All three; any is None when it is not configured. `clock` gives monotonic seconds."""
 
-    def __init__(self, clock: Callable[[], float], tracing: Tracing | None = None) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self.recorder: Recorder | None = None
         self.usage: UsageLog | None = None
-        self.tracing = tracing
+        self.tracing: Tracing | None = None
+        self._traces: TracesConfig | None = None  # what `tracing` was opened for
         self._clock = clock
         self._attached: tuple[Handler, Telemetry] | None = None
 
@@ -43,11 +45,7 @@ class Journals:
             OSError: a path that cannot be written.
             MissingExtra: traces are wanted and OpenTelemetry is not installed.
         """
-        rng = random.Random(os.urandom(16))  # noqa: S311 - names spans, guards nothing
-        tracing = await asyncio.to_thread(
-            open_tracing, config.traces, os.environ, rng, _log.warning
-        )
-        made = cls(clock, tracing)
+        made = cls(clock)
         async with made.changing(config):
             pass
         return made
@@ -56,14 +54,16 @@ class Journals:
     async def changing(self, config: Config) -> AsyncIterator[None]:
         """Write what `config` names, and no more what it does not, if the block ends well.
 
-        The new files are open before the block runs, and handed out before the old ones are
-        closed: no request is lost between two files.
+        What is new is open before the block runs, and handed out before the old is closed: no
+        request is lost between two files. A request in progress is traced where it began to be.
 
         Raises:
             OSError: a path that cannot be written; all stays as it was.
+            MissingExtra: traces are wanted and OpenTelemetry is not installed; likewise.
         """
         fresh, old = Journals(self._clock), Journals(self._clock)
         fresh.recorder, fresh.usage = old.recorder, old.usage = self.recorder, self.usage
+        fresh.tracing = old.tracing = self.tracing
         try:
             if _path(config.record) != _path_of(self.recorder):
                 fresh.recorder = None
@@ -71,11 +71,15 @@ class Journals:
             if _path(config.usage_log.path) != _path_of(self.usage):
                 fresh.usage = None
                 fresh.usage = await self._usage_log(config.usage_log)
+            if config.traces != self._traces:
+                fresh.tracing = None
+                fresh.tracing = await _tracing(config.traces)
             yield
         except BaseException:
             await fresh._close_but(self)
             raise
-        self.recorder, self.usage = fresh.recorder, fresh.usage
+        self.recorder, self.usage, self.tracing = fresh.recorder, fresh.usage, fresh.tracing
+        self._traces = config.traces
         if self.usage is not None:
             self.usage.configure(**_limits_of(config.usage_log))
         if self._attached is not None:
@@ -92,21 +96,20 @@ class Journals:
         self._attached = handler, telemetry
         handler.recorder = self.recorder
         telemetry.usage_log = None if self.usage is None else self.usage.note
-        if self.tracing is not None:
-            handler.exchange = traced(self.tracing)
+        handler.exchange = Exchange if self.tracing is None else traced(self.tracing)
 
     async def close(self) -> None:
         """Write out what is left and close."""
         await self._close_but(Journals(self._clock))
-        if self.tracing is not None:
-            await asyncio.to_thread(self.tracing.close)
 
     async def _close_but(self, kept: "Journals") -> None:
-        """Close the files that are not `kept`'s as well."""
+        """Close what is not `kept`'s as well."""
         if self.recorder is not None and self.recorder is not kept.recorder:
             await asyncio.to_thread(self.recorder.close)
         if self.usage is not None and self.usage is not kept.usage:
             await asyncio.to_thread(self.usage.close)
+        if self.tracing is not None and self.tracing is not kept.tracing:
+            await asyncio.to_thread(self.tracing.close)
 
     async def _recorder(self, path: str | None) -> Recorder | None:
         if path is None:
@@ -118,6 +121,11 @@ class Journals:
             return None
         opened = partial(UsageLog, Path(wanted.path), **_limits_of(wanted))
         return await asyncio.to_thread(opened)
+
+
+async def _tracing(wanted: TracesConfig) -> Tracing | None:
+    rng = random.Random(os.urandom(16))  # noqa: S311 - names spans, guards nothing
+    return await asyncio.to_thread(open_tracing, wanted, os.environ, rng, _log.warning)
 
 
 class _Limits(TypedDict):

@@ -40,7 +40,7 @@ def targets_of(config: Config, certificates: Certificates) -> list[Target]:
 
 def needs_restart(old: Config, new: Config) -> tuple[str, ...]:
     """Return the changed keys that only a start reads: the listeners' addresses, and a few files."""
-    keys = ("listen.host", "listen.port", "admin.host", "admin.port", "traces", "state")
+    keys = ("listen.host", "listen.port", "admin.host", "admin.port", "state")
     return tuple(key for key in keys if attrgetter(key)(old) != attrgetter(key)(new))
 
 

@@ -32,10 +32,7 @@ class LogConfig(_Section, frozen=True):
 
 
 class TracesConfig(_Section, frozen=True):
-    """OpenTelemetry traces, one span per phase of a request (extra `otel`).
-
-    Takes effect with a start.
-    """
+    """OpenTelemetry traces, one span per phase of a request (extra `otel`)."""
 
     endpoint: Annotated[
         str | None,

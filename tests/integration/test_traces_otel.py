@@ -5,9 +5,11 @@ The collector is scripted: an OTLP/HTTP server in this loop that keeps the spans
 
 import asyncio
 import contextlib
+import sys
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -243,6 +245,47 @@ async def test_a_collector_that_is_gone_costs_no_request_and_holds_up_no_stop(
         loop = asyncio.get_running_loop()
         before = loop.time()
     assert loop.time() - before < _WAIT_S
+
+
+async def test_a_reload_turns_traces_on_and_off_and_to_another_collector(tmp_path: Path) -> None:
+    file = tmp_path / "g.yaml"
+
+    async def reload(rig: Rig, traces: str) -> None:
+        file.write_text(f"traces: {traces}", encoding="utf-8")
+        assert (await rig.app.reload()).ok
+
+    async with collecting() as one, collecting() as other:
+        file.write_text("traces: {}", encoding="utf-8")
+        async with running(file=str(file)) as rig:
+            await rig.ask(post(CHAT, chat()))
+            await reload(rig, f'{{endpoint: "{one.url}"}}')
+            await rig.ask(post(CHAT, chat()))
+            await one.have(2)
+            await reload(rig, f'{{endpoint: "{other.url}"}}')
+            await rig.ask(post(CHAT, chat()))
+            await other.have(2)
+            await reload(rig, "{}")
+            await rig.ask(post(CHAT, chat()))
+            assert rig.handler.exchange is Exchange
+    assert len(one.spans) == len(other.spans) == 2
+
+
+async def test_a_reload_that_fails_keeps_the_collector(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "g.yaml"
+    async with collecting() as collector:
+        file.write_text(f'traces: {{endpoint: "{collector.url}"}}', encoding="utf-8")
+        async with running(file=str(file)) as rig:
+            module = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
+            monkeypatch.setitem(sys.modules, module, None)
+            file.write_text('traces: {endpoint: "http://127.0.0.1:1"}', encoding="utf-8")
+            result = await rig.app.reload()
+            await rig.ask(post(CHAT, chat()))
+            await collector.have(2)
+
+    assert not result.ok
+    assert "needs the extra `otel`" in result.problems[0]
 
 
 async def test_nothing_that_was_said_is_in_a_span() -> None:

@@ -29,8 +29,10 @@ from tests.e2e.fleet import DEADLINE_S, Gateway, eventually, fetch, start_gatewa
 
 MODEL = "qwen3-coder"
 ELSEWHERE = {
+    "aider": "a client that is not installed with the tests",
     "caddy": "a proxy that is not installed with the tests",
     "claude": "a client that is not installed with the tests",
+    "cline": "a client that is not installed with the tests",
     "codex": "a client that is not installed with the tests",
     "helm": "needs a cluster",
     "kill": "a signal to a process of the reader's",
@@ -38,6 +40,8 @@ ELSEWHERE = {
     "node": "a client that is not installed with the tests",
     "npm": "downloads",
     "npx": "downloads",
+    "open-webui": "a client that is not installed with the tests",
+    "opencode": "a client that is not installed with the tests",
     "openssl": "makes certificates of the reader's names",
     "systemctl": "needs root",
     "vllm": "an engine: needs a GPU",

@@ -29,7 +29,9 @@ BLOCKS = [block for page in documents() for block in blocks(page)]
 SHELL = [block for block in BLOCKS if block.is_shell]
 YAML = [block for block in BLOCKS if block.language in {"yaml", "yml"}]
 # Files of other programs begin with one of these.
-FOREIGN = frozenset({"apiVersion", "scrape_configs", "services", "groups", "global", "receivers"})
+FOREIGN = frozenset(
+    {"apiVersion", "scrape_configs", "services", "groups", "global", "receivers", "schema"}
+)
 _INLINE = re.compile(r"`(?:\S*/)?radixgate ([a-z]+)((?: [^`]*)?)`")
 
 

@@ -135,6 +135,15 @@ class Member:
             tasks.spawn(self._watch_metrics(), name=f"watch-metrics:{self.name}"),
         ]
 
+    @property
+    def is_up(self) -> bool:
+        """Return whether the last probes found it up."""
+        return self._up is True
+
+    def report_unproven(self) -> None:
+        """Have the backend count as down until its first probe has ended."""
+        self._tell(lambda: self._listener.sink.set_up(self.name, False, self._clock()))
+
     def probe_soon(self) -> None:
         """Bring the next probe forward: something else says that the backend fails."""
         self._wanted.set()

@@ -97,6 +97,9 @@ class Watch:
     def set_targets(self, targets: Iterable[Target], pace: Pace | None = None) -> None:
         """Watch exactly `targets` from now on; unchanged ones go on undisturbed.
 
+        New ones get nothing before their first probe, as long as another backend is up: an address
+        is known before anybody listens there.
+
         Does not call `on_models`: the caller, who is applying a configuration, reads
         `Catalog.served` itself.
         """
@@ -108,9 +111,12 @@ class Watch:
         for member in self._members.values():
             member.pace = self._pace
         self._targets = wanted
+        others = any(member.is_up for member in self._members.values())
         for target in wanted.values():
             if self._running and target.name not in self._members:
-                self._add(target)
+                member = self._add(target)
+                if others:
+                    member.report_unproven()
 
     def breaker_changed(self, backend: str, state: State, why: str) -> None:
         """Log a change of a backend's breaker; one that opens is reason to probe."""
@@ -121,7 +127,7 @@ class Watch:
         if opened and member is not None:
             member.probe_soon()
 
-    def _add(self, target: Target) -> None:
+    def _add(self, target: Target) -> Member:
         member = Member(
             target.name,
             target.url,
@@ -136,6 +142,7 @@ class Watch:
         )
         self._members[target.name] = member
         member.start()
+        return member
 
     def _remove(self, name: str, *, forget: bool) -> None:
         if forget:

@@ -1,13 +1,15 @@
-"""Failing, hanging, recovering backends over real sockets: D55, D56, D66, R25-R28, R30, R31."""
+"""Failing, hanging, recovering backends over real sockets: D55, D56, D66, R25-R31."""
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import aiohttp
+import orjson
 import pytest
 
 from gateway.core.breaker import FIRST_DELAY_S, TRIP_AFTER
@@ -449,6 +451,80 @@ async def test_a_breaker_that_opens_has_its_backend_probed_at_once() -> None:
 
         assert {answer.status for answer in answers} == {200}
         await eventually(lambda: rig.app.dispatcher._fleet.by_name["backend-1"].up is False, LONG_S)
+
+
+# --- replaced
+
+
+def config_of(path: Path, backends: Sequence[Backend]) -> str:
+    rows = [{"name": f"b{backend.port}", "url": backend.url} for backend in backends]
+    path.write_bytes(orjson.dumps({"models": [{"name": "m", "backends": rows}]}))  # JSON is YAML
+    return str(path)
+
+
+async def test_r29_a_rolling_update_under_load_costs_no_request(tmp_path: Path) -> None:
+    old, new = [Backend(), Backend()], [Backend(), Backend()]
+    for backend in (*old, *new):
+        await backend.start()
+    file, stop = config_of(tmp_path / "gateway.yaml", old), asyncio.Event()
+
+    async def ask_on(rig: Rig) -> list[int]:
+        client, statuses = await rig.connect(), []
+        while not stop.is_set():
+            await client.send(STREAM)
+            statuses.append((await client.answer()).status)
+        return statuses
+
+    settings = ("health.interval_s=0.05", "health.timeout_s=20", "routing.policy=round_robin")
+    try:
+        async with gateway([], settings, file, None) as rig, asyncio.timeout(60):
+            load = [asyncio.ensure_future(ask_on(rig)) for _ in range(6)]
+            for step in ([old[1], new[0]], new):
+                served = [len(backend.received) for backend in step]
+                config_of(tmp_path / "gateway.yaml", step)
+                assert (await rig.app.reload()).ok
+                await eventually(
+                    lambda step=step, served=served: all(  # type: ignore[misc]
+                        len(b.received) > had + 10 for b, had in zip(step, served, strict=True)
+                    ),
+                    LONG_S,
+                )
+                if step is not new:
+                    await eventually(lambda: old[0].served == len(old[0].received), LONG_S)
+                    await old[0].stop()
+            stop.set()
+            statuses = [status for one in await asyncio.gather(*load) for status in one]
+
+            assert set(statuses) == {200}
+            assert rig.metric("gateway_backend_up") == 2
+    finally:
+        for backend in (*old, *new):
+            await backend.stop()
+    assert not [failure for backend in (*old, *new) for failure in backend.failures]
+
+
+async def test_r29_an_added_backend_where_nobody_listens_yet_gets_nothing(tmp_path: Path) -> None:
+    there, late = Backend(), Backend()
+    for backend in (there, late):
+        await backend.start()
+    await late.stop()
+    file = config_of(tmp_path / "gateway.yaml", [there])
+    settings = ("health.interval_s=0.05", "health.timeout_s=20", "routing.policy=round_robin")
+    try:
+        async with gateway([], settings, file, None) as rig, asyncio.timeout(60):
+            config_of(tmp_path / "gateway.yaml", [there, late])
+            assert (await rig.app.reload()).ok
+            answers = [await rig.ask(CHAT) for _ in range(10)]
+            assert {answer.status for answer in answers} == {200}
+            assert {answer.header("x-gateway-attempts") for answer in answers} == {"1"}
+
+            await late.start()
+            await eventually(lambda: is_up(rig, 1), LONG_S)
+            assert [(await rig.ask(CHAT)).status for _ in range(4)] == [200] * 4
+            assert len(late.received) == 2
+    finally:
+        for backend in (there, late):
+            await backend.stop()
 
 
 # --- by our own counts

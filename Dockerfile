@@ -28,7 +28,7 @@ ENV PATH=/opt/radixgate/bin:$PATH PYTHONUNBUFFERED=1 \
     RADIXGATE_LISTEN__HOST=0.0.0.0 RADIXGATE_ADMIN__HOST=0.0.0.0
 USER 10001
 EXPOSE 8080 9090
-# drains: `docker stop -t 40`, or compose's stop_grace_period, above timeouts.drain_s
+# drains: `docker stop -t 40`, or compose's stop_grace_period, above drain_delay_s and drain_s together
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=3s --start-period=5s --retries=3 \
     CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8080/healthz', timeout=2)"]

@@ -110,7 +110,8 @@ def test_the_configuration_is_valid_and_listens_where_the_manifests_say(tmp_path
 
 def test_a_stopping_pod_has_time_to_drain(tmp_path: Path) -> None:
     timeouts = config(tmp_path).timeouts
-    assert pod()["spec"]["terminationGracePeriodSeconds"] > timeouts.drain_s + 10
+    grace_s = pod()["spec"]["terminationGracePeriodSeconds"]
+    assert grace_s > timeouts.drain_delay_s + timeouts.drain_s + 10
 
 
 def test_selectors_find_the_pods() -> None:

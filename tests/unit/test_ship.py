@@ -92,8 +92,9 @@ def test_what_compose_publishes_is_for_this_machine_only() -> None:
 
 def test_a_stopped_container_has_time_to_drain() -> None:
     gateway = services("vllm")["gateway"]
-    drain_s = loaded_in_compose(gateway).config.timeouts.drain_s
-    assert int(gateway["stop_grace_period"].removesuffix("s")) > drain_s
+    timeouts = loaded_in_compose(gateway).config.timeouts
+    grace_s = int(gateway["stop_grace_period"].removesuffix("s"))
+    assert grace_s > timeouts.drain_delay_s + timeouts.drain_s
     assert last("STOPSIGNAL") == "SIGTERM"
 
 

@@ -197,6 +197,8 @@ def _judge_one(
         return []  # gone before its request was read
     if len(lines) != 1:
         return [f"{what}; {len(lines)} lines in the log: {outcomes}"]
+    if attempt.saw is Saw.OK and began != 1:
+        return [f"{what}; begun {began} times by all replicas together"]
     if outcomes[0] not in _OUTCOMES[attempt.saw]:
         return [f"{what}; log: {outcomes[0]}"]
     return []
@@ -293,6 +295,8 @@ def report(chaos: Chaos, traffic: Traffic, gateway: GatewayProcess, violations: 
     saw = Counter((a.kind, a.saw.value, a.code) for a in traffic.attempts)
     for (kind, what, code), count in sorted(saw.items()):
         print(f"{count:8d}  {kind}: {what} {code}")
+    begun = sum(len(replica.began()) for replica in chaos.replicas)
+    print(f"{begun} requests begun by replicas")
     warm = sum("saved state holds" in str(line.get("message")) for line in gateway.lines())
     print(f"{traffic.requests} requests, {len(traffic.attempts)} attempts")
     print(f"{gateway.lives} lives of the gateway, {warm} of them with a warm index")

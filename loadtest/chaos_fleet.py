@@ -121,7 +121,7 @@ state: {{path: {self.directory}/state, interval_s: 5}}
             )
         self.lives += 1
         async with asyncio.timeout(READY_S):
-            while not _listens(self.port):
+            while not (_listens(self.port) and _listens(self.admin)):
                 if self.process.returncode is not None:
                     raise SystemExit(f"the gateway ended with {self.process.returncode}")
                 await asyncio.sleep(0.02)

@@ -72,6 +72,9 @@ class Endings:
             None if key is None else key.name,
             client=client.peer,
         )
+        if handler.proxies is not None:
+            claimed = request.picked.get(b"x-forwarded-for")
+            self.record.client = handler.proxies.client(claimed, client.peer)
         self.ended = False
         self._body = request.body
         request.body = b""  # a head may be remembered, with the request it came with

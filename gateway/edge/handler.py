@@ -4,7 +4,6 @@ The handler holds references and small tables with caps; a request's own state i
 """
 
 import asyncio
-import ipaddress
 import logging
 import math
 import random
@@ -28,6 +27,7 @@ from gateway.edge.homes import ResponseHomes
 from gateway.edge.http import HttpRequest, Plan, client_request_id, path_of, patience_of
 from gateway.edge.keys import KeyRing
 from gateway.edge.parking import Parking
+from gateway.edge.proxies import Proxies
 from gateway.edge.query import (
     build_query,
     model_not_found,
@@ -131,7 +131,8 @@ class Handler:
         # The debug lines of first attempts by (backend, class, policy), where they are all there is.
         self.shown: dict[tuple[str | None, str | None, str], bytes] = {}
         self.era = object()  # another one with every configuration
-        self._proxies = [ipaddress.ip_network(net, strict=False) for net in config.trusted_proxies]
+        trusted = config.trusted_proxies
+        self.proxies = Proxies(trusted) if trusted else None
 
     def turn_day(self) -> None:
         """Leave out the keys that have expired; heads seen before are checked again."""
@@ -251,7 +252,8 @@ class Handler:
         picked, plan = request.picked, request.plan
         chain = peer.encode()
         claimed = picked.get(b"x-forwarded-for")
-        if claimed is not None and self._trusted(peer):
+        proxies = self.proxies
+        if claimed is not None and proxies is not None and proxies.trusts(peer):
             chain = b"%b, %b" % (claimed, chain)
         lines = request.forward + (b"x-forwarded-for: %b\r\n" % chain if chain else b"")
         accepts = picked.get(b"accept-encoding")
@@ -360,15 +362,6 @@ class Handler:
         if entry is None:
             raise model_not_found(wanted)
         return 200, entry
-
-    def _trusted(self, peer: str) -> bool:
-        if not self._proxies:
-            return False
-        try:
-            address = ipaddress.ip_address(peer)
-        except ValueError:
-            return False
-        return any(address in network for network in self._proxies)
 
 
 def _patterns(key: KeyConfig | None) -> tuple[str, ...] | None:

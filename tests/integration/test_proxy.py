@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.telemetry.record import RequestRecord
 from tests.integration.rig import (
     DONE,
     Conn,
@@ -218,10 +219,13 @@ async def test_a_client_that_leaves_stops_the_backend(name: str, tmp_path: Path)
 @pytest.mark.parametrize("name", PROXIES)
 async def test_large_bodies_pass_and_the_clients_address_is_told(name: str, tmp_path: Path) -> None:
     async with proxied(name, tmp_path) as (front, rig):
+        noted: list[RequestRecord] = []
+        rig.app.telemetry.log = noted.append
         body = chat("x" * 3_000_000)
         answer = await front.ask(post(CHAT, body, "X-Forwarded-For: 6.6.6.6"))
         assert answer.status == 200, answer.body[:300]
         (received,) = rig.backends[0].received
+        assert [record.client for record in noted] == ["127.0.0.1"]
         assert len(received.body) > 3_000_000
         assert received.header("x-forwarded-for") == "127.0.0.1, 127.0.0.1"
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -504,14 +505,16 @@ async def test_r29_a_rolling_update_under_load_costs_no_request(tmp_path: Path) 
 
 
 async def test_r29_an_added_backend_where_nobody_listens_yet_gets_nothing(tmp_path: Path) -> None:
-    there, late = Backend(), Backend()
-    for backend in (there, late):
-        await backend.start()
-    await late.stop()
+    kept = socket.socket()  # the port refuses, and nobody else gets it meanwhile
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    kept.bind(("127.0.0.1", 0))
+    there, late = await Backend().start(), Backend(port=kept.getsockname()[1])
     file = config_of(tmp_path / "gateway.yaml", [there])
     settings = ("health.interval_s=0.05", "health.timeout_s=20", "routing.policy=round_robin")
     try:
         async with gateway([], settings, file, None) as rig, asyncio.timeout(60):
+            (watched,) = rig.app._watch._members.values()
+            await eventually(lambda: watched.is_up, LONG_S)
             config_of(tmp_path / "gateway.yaml", [there, late])
             assert (await rig.app.reload()).ok
             answers = [await rig.ask(CHAT) for _ in range(10)]
@@ -522,9 +525,10 @@ async def test_r29_an_added_backend_where_nobody_listens_yet_gets_nothing(tmp_pa
             await eventually(lambda: is_up(rig, 1), LONG_S)
             assert [(await rig.ask(CHAT)).status for _ in range(4)] == [200] * 4
             assert len(late.received) == 2
+            await late.stop()
     finally:
-        for backend in (there, late):
-            await backend.stop()
+        kept.close()
+        await there.stop()
 
 
 # --- by our own counts

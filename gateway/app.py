@@ -189,6 +189,7 @@ class App:
                 changed = await asyncio.to_thread(changes, self.config, loaded.config)
                 keys = self._upstreams.keys()
                 await asyncio.to_thread(self._certificates.read, loaded.config)
+                await asyncio.to_thread(self._state.check, loaded.config.state)
                 async with (
                     self._journals.changing(loaded.config),
                     self._discovery.planned(loaded.config) as found,
@@ -250,7 +251,7 @@ class App:
             explain=self.handler.explain,
             clock=self._clock,
             started_at=self.started_at,
-            body_bytes=config.limits.body_mib * 1024 * 1024,
+            body_bytes=lambda: self.config.limits.body_mib * 1024 * 1024,
             host=config.admin.host,
             keys=lambda: self._admin_keys,
         )
@@ -307,6 +308,7 @@ class App:
         self._upstreams.replace(specs)
         self.handler.configure(expanded, prompters)
         self._listener.configure(expanded.limits, expanded.timeouts)
+        self._state.apply(expanded.state)
         self._limit_clients(expanded)
         self._watch.set_targets(targets_of(expanded, self._certificates), pace_of(expanded))
         self._publish(expanded, settings)

@@ -151,6 +151,7 @@ class State:
         self._found: tuple[Head, Saved] | None = None
         self._restoration: Restoration | None = None
         self._saving = asyncio.Lock()
+        self._changed = asyncio.Event()
         self._opened_at = clock()
         self._failed = False
 
@@ -166,6 +167,23 @@ class State:
             most = config.index.max_mib * 1024 * 1024 + _OTHERS_BYTES
             await asyncio.to_thread(state._read, state._path, most)
         return state
+
+    @staticmethod
+    def check(config: StateConfig) -> None:
+        """Fail if there is no place for the file.
+
+        Raises:
+            FileNotFoundError: there is no directory for it.
+        """
+        if config.path is not None and not Path(config.path).parent.is_dir():
+            raise FileNotFoundError(f"state.path: no directory {Path(config.path).parent}")
+
+    def apply(self, config: StateConfig) -> None:
+        """Write where and when `config` says from now on; the salt stays what it is."""
+        if config != self._config:
+            self._config = config
+            self._path = None if config.path is None else Path(config.path)
+            self._changed.set()
 
     def attach(self, dispatcher: QueuedDispatcher, by_bytes: BytePrompter, way: Way) -> None:
         """Give what was read to those it is for; `step` does the rest."""
@@ -217,8 +235,13 @@ class State:
 
     async def keep(self) -> None:
         """Write the file every `interval_s`, for the case that there is no orderly end."""
-        while self._path is not None:
-            await asyncio.sleep(self._config.interval_s)
+        while True:
+            pause_s = None if self._path is None else self._config.interval_s
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._changed.wait()
+                self._changed.clear()
+                continue
             await self.save()
 
     async def save(self) -> bool:
@@ -239,8 +262,7 @@ class State:
     # -- inside -----------------------------------------------------------------------------
 
     def _read(self, path: Path, most_bytes: int) -> None:
-        if not path.parent.is_dir():
-            raise FileNotFoundError(f"state.path: there is no directory {path.parent}")
+        self.check(self._config)
         _clear_away(path)
         try:
             self._found = read(path, self._config.max_age_s, most_bytes)

@@ -39,8 +39,8 @@ def targets_of(config: Config, certificates: Certificates) -> list[Target]:
 
 
 def needs_restart(old: Config, new: Config) -> tuple[str, ...]:
-    """Return the changed keys that only a start reads: the listeners' addresses, and a few files."""
-    keys = ("listen.host", "listen.port", "admin.host", "admin.port", "state")
+    """Return the changed keys that only a start reads: the listeners' addresses."""
+    keys = ("listen.host", "listen.port", "admin.host", "admin.port")
     return tuple(key for key in keys if attrgetter(key)(old) != attrgetter(key)(new))
 
 

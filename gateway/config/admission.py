@@ -183,7 +183,7 @@ class UsageLogConfig(_Section, frozen=True):
 
     path: Annotated[
         str | None,
-        Key("File that is appended to. None = off. Takes effect with a start.", form="text"),
+        Key("File that is appended to. None = off.", form="text"),
     ] = None
     max_mib: Annotated[
         int, Key("Size at which a new file is begun.", unit="MiB", ge=1, le=65_536)

@@ -18,7 +18,7 @@ class StateConfig(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fiel
         Key(
             "File that is written with every stop and every interval_s, and read at the start: "
             "salted block hashes and learnt speeds, no text; only its owner may read it. One file "
-            "per gateway. None = off. Takes effect with a start.",
+            "per gateway. None = off.",
             form="text",
         ),
     ] = None

@@ -100,7 +100,7 @@ class AdminContext:
     explain: Callable[[bytes, str, str | None], Awaitable[Explanation]]
     clock: Callable[[], float]
     started_at: float
-    body_bytes: int = 64 * 1024 * 1024
+    body_bytes: Callable[[], int] = lambda: 64 * 1024 * 1024
     host: str = ""  # the configured `admin.host`
     keys: Callable[[], frozenset[str]] = frozenset  # SHA-256 of the keys it asks for; empty = open
 
@@ -113,7 +113,7 @@ def build_admin(context: AdminContext, *, tick_s: float = TICK_S) -> web.Applica
             key_required(context.keys, context.telemetry.admin_refused),
             same_site_only(context.host),
         ],
-        client_max_size=context.body_bytes,
+        client_max_size=0,  # aiohttp's limit is fixed at the start; `explain` keeps ours
     )
     routes = _Routes(context)
     # An expectation we do not know is ignored, as on the data listener; aiohttp would refuse it in
@@ -198,7 +198,7 @@ class _Routes:
         return _json({**size, "backends": rows, "hot_prefixes": hot})
 
     async def explain(self, request: web.Request) -> web.Response:
-        body = await request.read()
+        body = await _body(request, self._context.body_bytes())
         path = request.query.get("path") or guess_path(body)
         key = request.query.get("key")
         return _json(explained(await self._context.explain(body, path, key)))
@@ -286,8 +286,6 @@ async def _answer_errors(request: web.Request, handler: Served) -> web.StreamRes
     except web.HTTPMethodNotAllowed as error:
         allow = ", ".join(sorted(error.allowed_methods))
         return _refusal(MethodNotAllowed(f"allowed: {allow}"), {"allow": allow})
-    except web.HTTPRequestEntityTooLarge:
-        return _refusal(BodyTooLarge("the body is over limits.body_mib"))
     except web.HTTPException as error:
         if error.status == 404:
             return _refusal(NotFound("no such route"))
@@ -295,6 +293,16 @@ async def _answer_errors(request: web.Request, handler: Served) -> web.StreamRes
     except Exception:  # noqa: BLE001 - whatever it is, the caller gets JSON
         _log.exception("admin route %s failed", request.path)
         return _refusal(InternalError("internal error"))
+
+
+async def _body(request: web.Request, most: int) -> bytes:
+    pieces, size = [], 0
+    async for piece in request.content.iter_any():
+        size += len(piece)
+        if size > most:
+            raise BodyTooLarge("the body is over limits.body_mib")
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 async def _expect(request: web.Request) -> None:

@@ -66,7 +66,7 @@ class Rig:
             explain=self._explain,
             clock=lambda: 101.0,
             started_at=90.0,
-            body_bytes=10_000,
+            body_bytes=lambda: 10_000,
         )
 
     async def _reload(self) -> ReloadResult:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import io
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -236,6 +237,24 @@ async def test_trace_and_usage_log_begin_move_and_end_with_a_reload(tmp_path: Pa
             assert (len(lines("r2")), len(lines("u2"))) == (3, 3)
             assert rig.handler.recorder is rig.app.telemetry.usage_log is None
             assert threads_of("recorder", "usage-log") == []
+
+
+async def test_the_admin_listener_reads_bodies_up_to_the_limit_in_force(tmp_path: Path) -> None:
+    file = tmp_path / "g.yaml"
+    body = b'{"model": "m", "messages": [], "padding": "' + b"x" * 1_500_000 + b'"}'
+    async with engines(Backend()) as (a,):
+        file.write_text(model_of(a=a))
+        async with configured(file, *NEVER) as rig, aiohttp.ClientSession() as session:
+
+            async def explained() -> int:
+                url = f"{rig.app.admin_url}/explain?path=/v1/chat/completions"
+                async with session.post(url, data=io.BytesIO(body)) as answer:
+                    return answer.status
+
+            before = await explained()
+            file.write_text(model_of(a=a) + "limits: {body_mib: 1}\n")
+            assert (await rig.app.reload()).ok
+            assert (before, await explained()) == (200, 413)
 
 
 def threads_of(*names: str) -> list[str]:

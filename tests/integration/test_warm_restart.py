@@ -208,6 +208,29 @@ async def test_it_is_written_now_and_then_without_any_end(tmp_path: Path) -> Non
         await eventually(path.exists, 20.0)
 
 
+async def test_a_reload_moves_the_file_and_changes_its_pace(tmp_path: Path) -> None:
+    first, second, file = tmp_path / "first", tmp_path / "second", tmp_path / "g.yaml"
+
+    def text(path: Path, interval_s: int) -> str:
+        return f"state: {{path: {path}, interval_s: {interval_s}}}\n"
+
+    async with engines(1) as made:
+        file.write_text(text(first, 3600))
+        async with gateway([*made], (), str(file), None) as rig:
+            assert not first.exists()
+            file.write_text(text(second, 1))
+            result = await rig.app.reload()
+            assert (result.ok, result.needs_restart) == (True, ())
+            await eventually(second.exists, 20.0)
+            file.write_text(text(tmp_path / "none" / "state", 1))
+            assert not (await rig.app.reload()).ok
+            assert await rig.app._state.save()
+            file.write_text("debug_headers: true\n")
+            assert (await rig.app.reload()).ok
+            assert not await rig.app._state.save()
+        assert not first.exists()
+
+
 async def test_what_a_killed_gateway_left_half_written_goes(tmp_path: Path) -> None:
     old, fresh = tmp_path / ".state.1.tmp", tmp_path / ".state.2.tmp"
     for draft in (old, fresh):

@@ -1,7 +1,7 @@
 """From a file, variables and options to one checked Config, or to all of its mistakes.
 
 Raises ConfigErrors and nothing else, whatever the file holds. Reads the file and nothing beside
-it: whether a tokenizer is there is only looked up, secrets are read later, by
+it: whether the files it names are there is only looked up, secrets are read later, by
 `secrets.backend_key`.
 """
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from gateway.config.backends import Names, occurrences
 from gateway.config.crosscheck import cross_check
+from gateway.config.files import warn_of_absent
 from gateway.config.installed import warn_of_missing
 from gateway.config.overlay import lay_backends, lay_env, lay_overrides
 from gateway.config.problems import ConfigErrors, ConfigProblem, Report, Where
@@ -54,6 +55,7 @@ def load(
     cross_check(config, validator.places, top, report)
     report.raise_any()
     _warn(config, validator.places, env, top, report)
+    warn_of_absent(config, validator.places, top, report)
     warn_of_missing(config, validator.places, top, report)
     origins = {key: str(where) for key, where in validator.places.items()}
     return Loaded(config, origins, tuple(report.warnings))
@@ -109,18 +111,7 @@ def _warn(
             where = places.get(f"{path}.tls.verify", top)
             message = "anyone who answers there is believed and gets the backend's key"
             report.warn(where, f"{path}.tls.verify", message, "expected tls.ca instead")
-        if backend.file is not None and not _exists(backend.file):
-            message = f"{backend.file} does not exist on this machine"
-            where = places.get(f"{path}.file", top)
-            report.warn(where, f"{path}.file", message, "expected it where the gateway runs")
     _warn_blind(config, places, top, report)
-    for index, model in enumerate(config.models):
-        for field, file in (("tokenizer", model.tokenizer), ("chat_template", model.chat_template)):
-            if file is not None and not _exists(file):
-                key = f"models[{index}].{field}"
-                message = f"{file} does not exist on this machine"
-                where = places.get(key, top)
-                report.warn(where, key, message, "expected it where the gateway runs")
 
 
 def _warn_blind(config: Config, places: Mapping[str, Where], top: Where, report: Report) -> None:
@@ -137,13 +128,6 @@ def _warn_blind(config: Config, places: Mapping[str, Where], top: Where, report:
             key = f"{path}.kv_events"
             message = "not read: no model of this backend has a tokenizer"
             report.warn(places.get(key, top), key, message, "expected tokenizer on the model")
-
-
-def _exists(path: str) -> bool:
-    try:
-        return Path(path).exists()
-    except OSError:  # not allowed to look, or no possible name
-        return False
 
 
 def _is_loopback(host: str) -> bool:

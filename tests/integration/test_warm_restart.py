@@ -1,12 +1,14 @@
 """A gateway that is started again knows what its backends hold; what it keeps is its owner's alone."""
 
+import asyncio
 import logging
 import os
 import stat
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +24,7 @@ from tests.integration.rig import (
     ok_chat,
     post,
 )
-from tests.integration.serve_rig import served
+from tests.integration.serve_rig import WAIT_S, Served, served
 
 CHAT = "/v1/chat/completions"
 SECRET = "nobody may ever read this "
@@ -241,6 +243,17 @@ async def test_what_a_killed_gateway_left_half_written_goes(tmp_path: Path) -> N
         assert (old.exists(), fresh.exists()) == (False, True)
 
 
+async def told(process: Served, holds: Callable[[dict[str, Any]], bool]) -> None:
+    """Wait until something holds for every backend that the process shows."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            models: Any = (await process.admin_json("/status"))["models"]
+            rows = [row for model in models for row in model["backends"]]
+            if len(rows) == len(process.backends) and all(map(holds, rows)):
+                return
+            await asyncio.sleep(0.02)
+
+
 async def test_a_process_that_is_told_to_end_writes_it_and_the_next_reads_it(
     tmp_path: Path,
 ) -> None:
@@ -249,9 +262,12 @@ async def test_a_process_that_is_told_to_end_writes_it_and_the_next_reads_it(
         backends: list[Backend] = [*made]
         async with served(*options, backends=backends) as one:
             first = await one.ask(PROMPT)
+            await told(one, lambda row: row["snapshot_age_s"] is not None)  # who they are, is saved
             one.signal()
             assert await one.ended() == 0
         async with served(*options, backends=backends) as two:
+            home = first.header("x-gateway-backend")
+            await told(two, lambda row: row["name"] != home or bool(row["index_blocks"]))
             again = await two.ask(PROMPT)
             assert again.header("x-gateway-backend") == first.header("x-gateway-backend")
             assert not (again.header("x-gateway-prefix") or "0/").startswith("0/")

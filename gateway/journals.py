@@ -7,8 +7,8 @@ import asyncio
 import logging
 import os
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Self, TypedDict
@@ -114,13 +114,25 @@ class Journals:
     async def _recorder(self, path: str | None) -> Recorder | None:
         if path is None:
             return None
-        return await asyncio.to_thread(Recorder, Path(path), self._clock())
+        with _named("record"):
+            return await asyncio.to_thread(Recorder, Path(path), self._clock())
 
     async def _usage_log(self, wanted: UsageLogConfig) -> UsageLog | None:
         if wanted.path is None:
             return None
         opened = partial(UsageLog, Path(wanted.path), **_limits_of(wanted))
-        return await asyncio.to_thread(opened)
+        with _named("usage_log.path"):
+            return await asyncio.to_thread(opened)
+
+
+@contextmanager
+def _named(key: str) -> Iterator[None]:
+    """Say in an OSError which key of the configuration it is about."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        raise OSError(f"{key}: {reason}") from error
 
 
 async def _tracing(wanted: TracesConfig) -> Tracing | None:

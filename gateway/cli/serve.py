@@ -92,6 +92,13 @@ def _overrides(args: argparse.Namespace) -> list[str]:
     return [*args.overrides, *given]
 
 
+def _reason(error: Exception) -> str:
+    """Return what went wrong in words: an address in use needs no error number."""
+    if isinstance(error, OSError) and error.strerror and not error.filename:
+        return error.strerror
+    return str(error)
+
+
 async def _serve(source: Source, loaded: Loaded) -> int:
     installed = logs.setup(loaded.config.log)
     app = App(source, loaded, installed)
@@ -99,7 +106,7 @@ async def _serve(source: Source, loaded: Loaded) -> int:
     try:
         await app.start()
     except (OSError, ValueError) as error:  # an address in use; a tokenizer that does not load
-        print(f"radixgate: {error}", file=sys.stderr)
+        print(f"radixgate: {_reason(error)}", file=sys.stderr)
         installed.close()
         return 1 if isinstance(error, OSError) else 2
     signals.started = True

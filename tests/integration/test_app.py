@@ -154,7 +154,9 @@ def test_an_address_in_use_is_one_line_and_code_1(which: str) -> None:
         ended = serve("--backend", "http://127.0.0.1:9", *options)
 
     assert ended.returncode == 1
-    assert ended.stderr.strip().splitlines()[-1].startswith("radixgate: ")
+    assert (
+        ended.stderr.strip().splitlines()[-1].startswith("radixgate: cannot listen on 127.0.0.1:")
+    )
     assert "Traceback" not in ended.stderr
     assert "Unclosed" not in ended.stderr
 

@@ -14,11 +14,14 @@ from urllib.parse import quote, urlencode, urlsplit
 import orjson
 
 from gateway.cli.admin_key import NoAdminKey, add_argument, admin_headers
+from gateway.config.overlay import ADMIN_KEY
 
 HELP = "what would happen to this request now: class, prefix hits, cost per backend, the winner"
 
 _TIMEOUT_S = 30.0
 _TOLD = "="  # before a hit that the engine itself tells
+_NO_ROUTE = ("not_found", None)  # the data listener's answer; a key or model unknown has its param
+_LEAST_TERM = 1e-6  # below the fourth place of any cost
 _DEFAULT_GATEWAY = "http://127.0.0.1:9090"
 
 
@@ -147,9 +150,14 @@ def _answer(status: int, text: bytes) -> dict[str, Any]:
         value = None
     if not isinstance(value, dict):
         raise ExplainError(f"the answer is no gateway's (status {status})")
+    if status == 401:
+        wanted = f"the admin listener wants its key, in {ADMIN_KEY} or as --admin-key-env says"
+        raise ExplainError(f"refused with 401: {wanted}")
     if status != 200:
         error = value.get("error")
         message = error.get("message") if isinstance(error, dict) else None
+        if isinstance(error, dict) and (error.get("code"), error.get("param")) == _NO_ROUTE:
+            message = "that is no admin listener's address (admin.port, 9090 by default)"
         raise ExplainError(f"refused with {status}: {message}")
     if "winner" not in value:
         raise ExplainError("the answer is no explanation")
@@ -159,7 +167,7 @@ def _answer(status: int, text: bytes) -> dict[str, Any]:
 def _row(backend: dict[str, Any], winner: str | None) -> tuple[str, ...]:
     cost = backend["cost_s"]
     mark = "* " if backend["name"] == winner else "  "
-    terms = " ".join(f"{name}={value:.4g}" for name, value in backend["terms"].items())
+    terms = " ".join(f"{name}={_figure(value)}" for name, value in backend["terms"].items())
     return (
         mark + backend["name"],
         (_TOLD if backend.get("index") == "exact" else "") + str(backend["hit_tokens"]),
@@ -169,6 +177,11 @@ def _row(backend: dict[str, Any], winner: str | None) -> tuple[str, ...]:
         "-" if cost is None else f"{cost:.4f}",
         terms if backend["eligible"] else f"not eligible: {backend['why_not']}",
     )
+
+
+def _figure(value: float) -> str:
+    """Return a term; what is too small to decide anything is 0, not 1.8e-11."""
+    return f"{value:.4g}" if abs(value) >= _LEAST_TERM else "0"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -156,6 +156,7 @@ Later layers win: defaults, the file, `RADIXGATE_*` variables (`RADIXGATE_LISTEN
 `listen.port`; a double underscore is a dot), `--set a.b=value`, `--backend URL`. List items are
 addressed by index (`RADIXGATE_MODELS__0__NAME`, `--set models.0.name=...`). Secrets are named,
 never written: `api_key_env` and `api_key_file` for the backends' keys, SHA-256 for the clients'.
+A relative file name counts from the directory in which the gateway was started.
 """
 
 

@@ -83,4 +83,4 @@ def _tree(data: bytes, path: str, report: Report) -> Raw | None:
 
 def _first_of(errors: ConfigErrors) -> str:
     more = len(errors.problems) - 1
-    return f"{errors.problems[0]}" + (f" (and {more} more mistakes)" if more else "")
+    return f"{errors.problems[0]}" + (f" (mistakes beside this one: {more})" if more else "")

@@ -78,7 +78,8 @@ def find(method: str, path: str) -> Route:
         route = _TABLE.get(path) or _parametrised(path)
     if route is None:
         raise NotFound(
-            "Unknown path. This gateway serves the OpenAI and Anthropic API routes only."
+            "Unknown path. OpenAI's and Anthropic's APIs are served under /v1: OpenAI clients want "
+            "a base URL that ends in /v1, Anthropic clients one without."
         )
     if method not in route.methods and method != "OPTIONS":
         raise _not_allowed(route)

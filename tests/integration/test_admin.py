@@ -498,7 +498,7 @@ async def test_command_says_why_it_has_no_answer(
     assert await run("--gateway", gateway, str(tmp_path / "none.json")) == 1
     assert "cannot read" in capsys.readouterr().err
     assert await run("--gateway", gateway + "wrong", str(request)) == 1
-    assert "refused with 404" in capsys.readouterr().err
+    assert "refused with 404: that is no admin listener's address" in capsys.readouterr().err
 
 
 async def run(*arguments: str) -> int:

@@ -125,7 +125,9 @@ async def test_the_commands_bring_the_key_from_their_variable(
         assert "winner" in good.stdout
         bad = await command(*explain, "--admin-key-env", "OTHER")
         assert bad.returncode == 1
-        assert "401" in bad.stderr
+        assert "401: the admin listener wants its key, in RADIXGATE_ADMIN_KEY" in bad.stderr
+        nobody = await command(*explain, "--key", "nobody")
+        assert "refused with 404: no such key" in nobody.stderr
         unset = await command(*explain, "--admin-key-env", "NOT_SET_ANYWHERE")
         assert unset.returncode == 2
         assert "NOT_SET_ANYWHERE" in unset.stderr

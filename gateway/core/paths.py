@@ -9,6 +9,7 @@ from array import array
 from gateway.core.runs import (
     BLOCK_BYTES,
     HOLDER_BYTES,
+    LONG_RUN,
     NO_KIDS,
     NOBODY,
     NODE_BYTES,
@@ -142,8 +143,10 @@ class Paths:
         """Fold `node` into its only child: same holders, same last uses, so never told apart."""
         parent = node.parent
         assert parent is not None  # the root's mask is no node's
-        parent.kids[node.run[0]] = only
-        only.run = node.run + only.run
+        run = node.run
+        parent.kids[run[0]] = only
+        run.extend(only.run)  # in place: an insert may fold a thousand nodes of one long run
+        only.run = run
         only.parent = parent
         self.nodes -= 1
         self._holders -= node.mask.bit_count()
@@ -151,7 +154,8 @@ class Paths:
     def _try_merge(self, node: Node) -> None:
         if len(node.kids) == 1 and node.parent is not None:
             (only,) = node.kids.values()
-            if node.mask == only.mask and node.used == only.used:
+            same = node.mask == only.mask and node.used == only.used
+            if same and len(only.run) <= LONG_RUN:  # a longer one is folded by who walks it next
                 self._merge(node, only)
 
     def _cut(self, share: Share, node: Node, keep: int) -> None:
@@ -184,6 +188,12 @@ class Paths:
             parent.kids = NO_KIDS
         elif len(kids) == 1:
             self._try_merge(parent)
+
+    def _kept(self, share: Share, node: Node, most: int) -> int:
+        """Return how many blocks of a backend's lowest node can stay below `most` bytes."""
+        if node.mask != share.bit:  # others hold it, so a part of it frees nothing
+            return 0
+        return max(0, len(node.run) - 1 - (self.bytes - most) // BLOCK_BYTES)
 
     def _evict(self, share: Share, count: int, nodes: int) -> int:
         """Take `count` blocks from a backend, those longest unused first, tails before heads.

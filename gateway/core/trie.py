@@ -10,9 +10,10 @@ lower end of v's path, so a list of visits in time order, each with its lowest n
 LRU. A split copies stamps and moves nothing. The list is linked: a dict used as a queue walks over
 the gap its deleted head leaves, and that cost 0.8 s stalls at 100,000 prompts.
 
-An insert is on a request's path, so it leaves a little more than fits: a share of the capacity at
-most; `settle` evicts it when a request has ended, `sweep` at the latest. The byte cap is never
-passed: `sweep` keeps a little room below it.
+An insert is on a request's path, so it leaves a little more than fits: a share of the capacity, and
+more only where a long prompt follows thousands of one-block ones, whose eviction takes longer than
+the insert. `settle` evicts it when a request has ended, `sweep` at the latest. The byte cap is never
+passed: `sweep` keeps a little room below it, and an insert that finds none loses its own tail.
 
 No call works off more than a slice of what is to be forgotten. A dropped backend changes its bit, so
 that no lookup sees the old one; memory is given back by later calls and by `sweep`.
@@ -30,6 +31,7 @@ from gateway.core.paths import Paths
 from gateway.core.runs import (
     BLOCK_BYTES,
     HOLDER_BYTES,
+    NOBODY,
     NODE_BYTES,
     VISIT_BYTES,
     Node,
@@ -46,10 +48,11 @@ MAX_SLOTS: Final = 256
 DEFAULT_MAX_BYTES: Final = 512 * 1024 * 1024
 
 # Nodes that one call takes from a backend: some 2 us each. What an insert evicts, or `settle` after
-# it, is the smaller slice, and still more than the two nodes it can add, so that a backlog always shrinks.
+# it, is the smaller slice, and still more than the two nodes it can add, so that a backlog always shrinks;
+# an insert that is far over takes one more for every eight blocks, up to so many.
 SLICE: Final = 256
 INSERT_SLICE: Final = 64
-
+MOST_EXTRA: Final = 512
 
 # What is kept free below the byte cap: 1.5 %.
 ROOM_SHIFT: Final = 6
@@ -60,12 +63,22 @@ class RadixTrie(Paths):
 
     def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         super().__init__()
-        self.max_bytes = max_bytes  # lowered, it is met by `sweep` and later calls, a slice each
+        self._max_bytes = self._ceiling = max_bytes
         self._now = float("-inf")
         self._shares: dict[int, Share] = {}
         self._dying: list[Share] = []
         self._ages: list[tuple[float, int]] = []  # heap of (lower bound of oldest use, slot)
         self._lanes = Lanes(MAX_SLOTS)
+
+    @property
+    def max_bytes(self) -> int:
+        """The byte cap. Lowered, it is met by `sweep` and later calls, a slice each."""
+        return self._max_bytes
+
+    @max_bytes.setter
+    def max_bytes(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._ceiling = max(max_bytes, self.bytes)  # what is met meanwhile
 
     # -- backends ---------------------------------------------------------------------------
 
@@ -269,11 +282,13 @@ class RadixTrie(Paths):
         visit.newer = head
         last.newer = head.older = visit
         self._visits += 1
-        if share.blocks > share.most:
-            self._evict(share, share.blocks - share.most, INSERT_SLICE)
+        over = share.blocks - share.most
+        if over > 0:
+            self._evict(share, over, INSERT_SLICE + min(over >> 3, MOST_EXTRA))
         cells = self.total_blocks * BLOCK_BYTES + self._holders * HOLDER_BYTES
-        if cells + self.nodes * NODE_BYTES + self._visits * VISIT_BYTES > self.max_bytes:
+        if cells + self.nodes * NODE_BYTES + self._visits * VISIT_BYTES > self._max_bytes:
             self._shrink(INSERT_SLICE)
+            self._shorten(share, visit)
         return visit
 
     def restore(self, slot: int, hashes: "array[int]", at: float) -> bool:
@@ -348,6 +363,12 @@ class RadixTrie(Paths):
             self._lanes.free(share.lane)
         return nodes
 
+    def _shorten(self, share: Share, visit: Visit) -> None:
+        """Take a new visit's tail back, as far as there are no bytes for it."""
+        most = self._ceiling
+        while self.bytes > most and visit.newer is not NOBODY:
+            self._cut(share, visit.leaf, self._kept(share, visit.leaf, most))
+
     def _shrink(self, nodes: int, room: int = 0) -> int:
         """Evict until there is `room` below `max_bytes`: what was dropped, then the least used.
 
@@ -372,10 +393,6 @@ class RadixTrie(Paths):
                 heapreplace(ages, (visit.at, slot))
                 continue
             nodes -= 1
-            node = visit.leaf
-            keep = 0
-            if node.mask == share.bit:  # alone here, so a part of it frees memory
-                excess = self.bytes - most
-                keep = max(0, len(node.run) - 1 - excess // BLOCK_BYTES)
-            self._cut(share, node, keep)
+            self._cut(share, visit.leaf, self._kept(share, visit.leaf, most))
+        self._ceiling = max(self.max_bytes, min(self._ceiling, self.bytes))
         return nodes

@@ -10,6 +10,7 @@ import pytest
 from gateway.core.runs import WIDE, Fan
 from gateway.core.trie import SLICE, RadixTrie
 from tests.garbage import unreachable
+from tests.property.trie_oracle import check_structure
 
 
 def chain(*blocks: int) -> "array[int]":
@@ -207,6 +208,67 @@ def test_shrinking_capacity_evicts_at_once() -> None:
     trie.insert(0, chain(*range(50)), 1.0)
     trie.add_backend(0, 7)
     assert (trie.blocks(0), trie.capacity(0)) == (7, 7)
+
+
+def test_byte_cap_holds_when_long_prompts_follow_short_ones() -> None:
+    trie = RadixTrie(400_000)
+    trie.add_backend(0, 10**9)
+    for number in range(2000):
+        trie.insert(0, chain(number), float(number))
+    for number in range(200):
+        long = chain(*range(10_000 * number, 10_000 * number + 5000))
+        trie.insert(0, long, 5000.0 + number)
+        assert trie.bytes <= 400_000
+        assert trie.depths(long)[0] >= 1000
+        check_structure(trie)
+    assert trie.depths(chain(*range(1_990_000, 1_995_000))) == {0: 5000}
+
+
+def test_what_has_no_room_at_all_leaves_nothing_behind() -> None:
+    trie = RadixTrie(700)
+    trie.add_backend(0, 100)
+    for number in range(5):
+        visit = trie.insert(0, chain(number, number + 10), float(number))
+        assert trie.bytes <= 700
+        assert trie.trim(0, chain(number, number + 10), 0, visit) <= 2
+        check_structure(trie)
+    trie.max_bytes = 100
+    trie.insert(0, chain(8, 9), 9.0)
+    assert trie.blocks(0) == 0
+
+
+def test_long_prompt_after_many_short_ones_evicts_more_than_a_slice() -> None:
+    trie = trie_of(0, capacity=4000)
+    for number in range(4000):
+        trie.insert(0, chain(10**6 + number), float(number))
+    over = 2000 - trie.capacity(0) // 8
+    trie.insert(0, chain(*range(2000)), 5000.0)
+    assert trie.blocks(0) == 6000 - 64 - over // 8
+
+
+def test_prompt_that_joins_what_a_thousand_others_had_cut_is_one_run() -> None:
+    trie = trie_of(0, capacity=10**9)
+    long = list(range(1, 20_001))
+    for number in range(1000):
+        trie.insert(0, chain(*long[: 20_000 - 20 * number]), float(number))
+    assert trie.nodes == 1001
+    trie.insert(0, chain(*long), 1000.0)
+    assert trie.nodes == 2
+    assert trie.depths(chain(*long)) == {0: 20_000}
+    check_structure(trie)
+
+
+def test_eviction_leaves_a_very_long_run_alone_until_it_is_used() -> None:
+    trie = trie_of(0, capacity=10**9)
+    long = list(range(1, 20_001))
+    trie.insert(0, chain(*long[:5], 10**6), 0.0)
+    trie.insert(0, chain(*long), 1.0)
+    trie.set_capacity(0, 20_000)
+    assert trie.nodes == 3
+    assert trie.depths(chain(*long)) == {0: 20_000}
+    trie.insert(0, chain(*long), 2.0)
+    assert trie.nodes == 2
+    check_structure(trie)
 
 
 def test_broken_chains_never_break_the_trie() -> None:

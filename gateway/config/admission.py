@@ -158,7 +158,7 @@ class QueueConfig(_Section, frozen=True):
     adaptive: Annotated[
         bool,
         Key(
-            "Find W per backend between 0.1 and 2 s, so that a quarter to half of slo.ttft_s is "
+            "Find W per backend between 0.25 and 1 s, so that a quarter to half of slo.ttft_s is "
             "spent waiting inside the engine when requests wait at all. Off = owed_s."
         ),
     ] = False

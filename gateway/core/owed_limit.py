@@ -8,7 +8,8 @@ half of the target. Without either sign it goes back to what is configured. Must
 
 from gateway.core.settings import QueueSpec
 
-LEAST_S, MOST_S = 0.1, 2.0
+# Half and twice the default: a W beyond them did worse in every simulation (docs/admission.md).
+LEAST_S, MOST_S = 0.25, 1.0
 # One look a second: a step must show in first tokens before the next one is taken.
 LOOK_S = 1.0
 # Part of the class's TTFT target spent waiting inside the engine from which W shrinks, and below

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 import uvloop
 
-from gateway.cli.replica import positive
+from gateway.cli.numbers import number, positive
 from gateway.sim import report, stage, workload
 from gateway.sim.client import LoadClient
 from gateway.sim.profiles import DEMO
@@ -26,24 +26,34 @@ STREAM_INTERVAL = 4  # tokens per chunk: fewer, bigger writes for the same text
 WARM_UP = 0.2  # share of a run that fills caches and is not counted
 LEAST_ENGINE_S = 20.0
 
+_replicas = number(int, lambda value: 1 <= value <= 16, "1 to 16")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("--replicas", type=_count, default=4, help="simulated backends (1..16)")
     parser.add_argument(
-        "--seconds", type=positive, default=30.0, help="wall seconds of each of the two runs"
+        "--replicas",
+        type=_replicas,
+        default=4,
+        help="simulated backends, 1 to 16 (default: %(default)s)",
     )
-    parser.add_argument("--policy", default="cost", help="what round robin is compared with")
-    parser.add_argument("--load", type=positive, default=0.8, help="share of the pool's capacity")
-    parser.add_argument("--seed", type=int, default=1, help="of the traffic")
+    parser.add_argument(
+        "--seconds",
+        type=positive,
+        default=30.0,
+        help="wall seconds of each of the two runs (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--policy", default="cost", help="what round robin is compared with (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--load",
+        type=positive,
+        default=0.8,
+        help="share of the pool's capacity (default: %(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of the traffic (default: %(default)s)")
     parser.add_argument("--json", action="store_true", help="print figures as JSON, nothing else")
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= 16:
-        raise argparse.ArgumentTypeError("must be 1 to 16")
-    return value
 
 
 def run(args: argparse.Namespace) -> int:

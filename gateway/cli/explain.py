@@ -97,7 +97,8 @@ def ask(
         response = connection.getresponse()
         status, text = response.status, response.read()
     except (OSError, http.client.HTTPException) as error:
-        raise ExplainError(f"no gateway answers at {gateway} ({error})") from error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ExplainError(f"no gateway answers at {gateway} ({reason})") from error
     finally:
         connection.close()
     return _answer(status, text)

@@ -10,6 +10,7 @@ from itertools import product
 
 import orjson
 
+from gateway.cli.numbers import count, positive, seconds, several
 from gateway.cli.progress import Progress
 from gateway.core.policies.published import PUBLISHED
 from gateway.sim import measure
@@ -40,32 +41,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"(default: {', '.join(DEFAULT_POLICIES)})",
     )
     parser.add_argument(
-        "--replicas", type=_counts, default=[8], help="simulated backends; several: 4,8"
+        "--replicas",
+        type=several(count),
+        default=[8],
+        help="simulated backends; several: 4,8 (default: 8)",
     )
-    parser.add_argument("--profile", choices=sorted(PROFILES), default="h100_8b")
+    parser.add_argument(
+        "--profile",
+        choices=sorted(PROFILES),
+        default="h100_8b",
+        help="how fast which GPU is with which model (default: %(default)s)",
+    )
     much = parser.add_mutually_exclusive_group()
     much.add_argument(
         "--load",
-        type=_numbers,
+        type=several(positive),
         help="share of the capacity, at which lmetric just keeps 90 %% within SLO; several: "
         f"0.5,0.8 (default: {DEFAULT_LOAD})",
     )
     much.add_argument(
         "--rate",
-        type=_numbers,
+        type=several(positive),
         help="requests/s of a synthetic workload, speed-up of a recorded one; several: 1,2",
     )
-    parser.add_argument("--seed", type=int, default=1, help="of the traffic and of ties")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="of the traffic and of ties (default: %(default)s)"
+    )
     parser.add_argument(
         "--requests",
-        type=_count,
+        type=count,
         help="about how many are made (no fewer than fill a minute or so), or read at most",
     )
     parser.add_argument(
-        "--poll", type=_seconds, default=0.25, help="seconds between metrics; 0 = none at all"
+        "--poll",
+        type=seconds,
+        default=0.25,
+        help="seconds between metrics; 0 = none at all (default: %(default)s)",
     )
     parser.add_argument(
-        "--age", type=_seconds, default=0.0, help="seconds old the metrics are when they arrive"
+        "--age",
+        type=seconds,
+        default=0.0,
+        help="seconds old the metrics are when they arrive (default: %(default)s)",
     )
     parser.add_argument(
         "--event",
@@ -75,7 +92,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS:WHAT:REPLICA",
         help=f"what happens to a replica (0, 1, ...) and when: {', '.join(Happening)}; repeatable",
     )
-    parser.add_argument("--jobs", type=_count, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument(
+        "--jobs", type=count, default=os.cpu_count() or 1, help="processes (default: one per CPU)"
+    )
     parser.add_argument("--json", action="store_true", help="print figures as JSON, nothing else")
 
 
@@ -137,35 +156,10 @@ def _cells(args: argparse.Namespace) -> list[measure.Cell]:
     ]
 
 
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
-
-
-def _counts(text: str) -> list[int]:
-    return [_count(part) for part in text.split(",")]
-
-
-def _numbers(text: str) -> list[float]:
-    values = [float(part) for part in text.split(",")]
-    if not all(0 < value < float("inf") for value in values):
-        raise argparse.ArgumentTypeError("must be above 0")
-    return values
-
-
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError("must be 0 or more")
-    return value
-
-
 def _event(text: str) -> Fault:
     try:
         when, what, replica = text.split(":")
-        return Fault(_seconds(when), Happening(what), int(replica))
+        return Fault(seconds(when), Happening(what), int(replica))
     except ValueError as error:
         kinds = ", ".join(Happening)
         message = f"not SECONDS:WHAT:REPLICA, as 30:dies:0; WHAT is one of {kinds}"

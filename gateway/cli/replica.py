@@ -9,6 +9,7 @@ import time
 
 import uvloop
 
+from gateway.cli.numbers import count, positive
 from gateway.extras import MissingExtra
 from gateway.sim.http import listen
 from gateway.sim.profiles import PROFILES
@@ -22,23 +23,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("--port", type=int, required=True, help="port to listen on; 0 = any free")
     parser.add_argument(
-        "--count", type=int, default=1, help="serve that many, on ports from --port on"
+        "--count",
+        type=count,
+        default=1,
+        help="serve that many, on ports from --port on (default: %(default)s)",
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--profile", choices=sorted(PROFILES), default="h100_8b")
-    parser.add_argument("--model", default="sim", help="the model id it serves")
-    parser.add_argument("--seed", type=int, default=0, help="of its words, answer lengths and ids")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--profile",
+        choices=sorted(PROFILES),
+        default="h100_8b",
+        help="how fast which GPU is with which model (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--model", default="sim", help="the model id it serves (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="of its words, answer lengths and ids (default: %(default)s)",
+    )
     parser.add_argument(
         "--time-scale",
         type=positive,
         default=1.0,
-        help="wall seconds an engine second lasts: 0.1 is ten times faster than the profile",
+        help="wall seconds an engine second lasts: 0.1 is ten times faster than the profile "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--stream-interval",
-        type=int,
+        type=count,
         default=1,
-        help="tokens per streamed chunk after the first, as vLLM's option of this name",
+        help="tokens per streamed chunk after the first, as vLLM's option of this name "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--kv-events-port",
@@ -46,16 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0,
         metavar="PORT",
         help="publish KV events on this port and serve replays on the next, two ports a replica; "
-        "0 = off (needs the extra `events`)",
+        "0 = off, the default (needs the extra `events`)",
     )
-
-
-def positive(text: str) -> float:
-    """Return a number above zero, for argparse."""
-    value = float(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError("must be above 0")
-    return value
 
 
 def run(args: argparse.Namespace) -> int:

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import orjson
 
+from gateway.cli import numbers
 from gateway.cli.admin_key import NoAdminKey, add_argument, admin_headers
 from gateway.cli.top_view import BAD, Cell, Line, plain, screen
 from gateway.config.overlay import ADMIN_KEY
@@ -36,6 +37,8 @@ _FIRST_DELAY_S, _LAST_DELAY_S = 1.0, 10.0
 _CONNECT_S = 10.0
 _SILENCE_S = 15.0  # a gateway tells something every second
 _EVENT_MAX = 8 * 1024 * 1024
+
+_interval = numbers.number(float, lambda value: 1 <= value <= 3600, "1 to 3600")
 
 
 class TopError(Exception):
@@ -64,13 +67,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _interval(text: str) -> float:
-    value = float(text)
-    if not 1 <= value <= 3600:
-        raise argparse.ArgumentTypeError("must be 1 to 3600")
-    return value
-
-
 def run(args: argparse.Namespace) -> int:
     """Show until told to stop; 1 when there is no gateway to show."""
     live = sys.stdout.isatty() and not args.once
@@ -81,9 +77,12 @@ def run(args: argparse.Namespace) -> int:
         return 2
     try:
         if live:
-            return asyncio.run(_live(source, args.interval or 0.0, load_rich("top")))
+            return asyncio.run(_live(source, args.interval or 0.0, load_rich("the live view")))
         asyncio.run(_print(source, None if args.once else args.interval))
-    except (TopError, MissingExtra) as error:
+    except MissingExtra as error:
+        print(f"radixgate top: {error}; --once and pipes need nothing", file=sys.stderr)
+        return 1
+    except TopError as error:
         print(f"radixgate top: {error}", file=sys.stderr)
         return 1
     return 0
@@ -288,6 +287,9 @@ def _check(answer: aiohttp.ClientResponse, url: str) -> None:
 
 
 def _said(error: BaseException) -> str:
+    if isinstance(error, aiohttp.ClientConnectorError):
+        number = error.os_error.errno or 0  # a name that cannot be found has one below 0
+        return os.strerror(number) if number > 0 else error.os_error.strerror or str(error)
     return str(error) or type(error).__name__
 
 

@@ -7,12 +7,12 @@ recommended was checked on traffic the search has not seen.
 import argparse
 import os
 import sys
-from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import orjson
 
+from gateway.cli.numbers import count, number, positive
 from gateway.cli.progress import Progress
 from gateway.config import build
 from gateway.config.load import load
@@ -46,8 +46,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", metavar="TRACE", help="what is sent; see below")
     _add_search(parser)
     _add_fleet(parser)
-    parser.add_argument("--seed", type=int, default=1, help="of the traffic and of the search")
-    parser.add_argument("--jobs", type=_count, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=1,
+        help="of the traffic and of the search (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--jobs", type=count, default=os.cpu_count() or 1, help="processes (default: one per CPU)"
+    )
     parser.add_argument("--png", type=Path, metavar="FILE", help="draw the Pareto front")
     parser.add_argument("--json", action="store_true", help="print everything as JSON instead")
 
@@ -80,13 +87,13 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
         "(default: those that matter most)",
     )
     parser.add_argument(
-        "--trials", type=_count, default=40, help="settings tried, the defaults first (default: 40)"
+        "--trials", type=count, default=40, help="settings tried, the defaults first (default: 40)"
     )
     parser.add_argument(
-        "--seeds", type=_count, default=2, help="runs per setting, each with its seed (default: 2)"
+        "--seeds", type=count, default=2, help="runs per setting, each with its seed (default: 2)"
     )
     parser.add_argument(
-        "--requests", type=_count, help="how many a run makes, or reads from a file at most"
+        "--requests", type=count, help="how many a run makes, or reads from a file at most"
     )
 
 
@@ -96,24 +103,33 @@ def _add_fleet(parser: argparse.ArgumentParser) -> None:
         type=_replicas,
         default=8,
         metavar="N|auto",
-        help="simulated backends; auto = as many as the defaults need, and how many fewer will do",
+        help="simulated backends; auto = as many as the defaults need, and how many fewer will do "
+        "(default: %(default)s)",
     )
-    parser.add_argument("--profile", choices=sorted(PROFILES), default="h100_8b")
+    parser.add_argument(
+        "--profile",
+        choices=sorted(PROFILES),
+        default="h100_8b",
+        help="how fast which GPU is with which model (default: %(default)s)",
+    )
     much = parser.add_mutually_exclusive_group()
     much.add_argument(
         "--load",
-        type=_positive,
+        type=positive,
         help="share of the capacity, at which lmetric just keeps 90 %% within SLO "
         f"(default: {DEFAULT_LOAD})",
     )
     much.add_argument(
         "--rate",
-        type=_positive,
+        type=positive,
         help="requests/s of a synthetic workload, speed-up of a recorded one (default of that with "
         "--replicas auto: 1)",
     )
     parser.add_argument(
-        "--slo-share", type=_share, default=0.99, help="what gpus must keep within SLO"
+        "--slo-share",
+        type=_share,
+        default=0.99,
+        help="what gpus must keep within SLO (default: %(default)s)",
     )
     parser.add_argument(
         "--slo",
@@ -124,7 +140,10 @@ def _add_fleet(parser: argparse.ArgumentParser) -> None:
         help="a class's targets, instead of the workload's; may be repeated",
     )
     parser.add_argument(
-        "--most", type=_count, default=64, help="replicas at which auto and gpus give up"
+        "--most",
+        type=count,
+        default=64,
+        help="replicas at which auto and gpus give up (default: %(default)s)",
     )
 
 
@@ -242,7 +261,7 @@ def _ready(args: argparse.Namespace) -> None:
         MissingExtra: packages are not installed.
         ValueError: the picture cannot be written there.
     """
-    load_optuna("radixgate tune")
+    load_optuna("the search")
     if args.png:
         load_figure("--png")
         if args.png.suffix != ".png":
@@ -251,29 +270,11 @@ def _ready(args: argparse.Namespace) -> None:
             raise ValueError(f"--png {args.png}: {args.png.parent} cannot be written to")
 
 
-def _number(allowed: Callable[[float], bool], what: str) -> Callable[[str], float]:
-    def number(text: str) -> float:
-        value = float(text)
-        if not allowed(value):
-            raise argparse.ArgumentTypeError(f"must be {what}")
-        return value
-
-    return number
-
-
-_positive = _number(lambda value: 0 < value < float("inf"), "above 0")
-_share = _number(lambda value: 0 < value <= 1, "above 0 and at most 1")
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return value
+_share = number(float, lambda value: 0 < value <= 1, "above 0 and at most 1")
 
 
 def _replicas(text: str) -> int | str:
-    return AUTO if text == AUTO else _count(text)
+    return AUTO if text == AUTO else count(text)
 
 
 def _objective(text: str) -> Objective:
@@ -286,6 +287,6 @@ def _objective(text: str) -> Objective:
 def _slo(text: str) -> tuple[str, Slo]:
     try:
         name, ttft, tpot = text.split(":")
-        return name, Slo(_positive(ttft), _positive(tpot))
+        return name, Slo(positive(ttft), positive(tpot))
     except ValueError as error:
         raise argparse.ArgumentTypeError("expected CLASS:TTFT_S:TPOT_S") from error

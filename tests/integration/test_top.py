@@ -130,7 +130,7 @@ async def test_no_gateway_is_one_line_and_exit_code_1(unused_tcp_port: int) -> N
     code, out, err = await piped(f"http://127.0.0.1:{unused_tcp_port}")
     assert (code, out) == (1, "")
     assert err.startswith(
-        f"radixgate top: no gateway answers at http://127.0.0.1:{unused_tcp_port}"
+        f"radixgate top: no gateway answers at http://127.0.0.1:{unused_tcp_port} (Connection refused)"
     )
     assert err.count("\n") == 1
 
@@ -210,7 +210,7 @@ def test_a_terminal_without_rich_says_what_to_install(
         gateway="http://127.0.0.1:1", once=False, interval=None, admin_key_env=None
     )
     assert top.run(args) == 1
-    assert "top needs the extra `top`: pip install" in capsys.readouterr().err
+    assert "the live view needs the extra `top`: pip install" in capsys.readouterr().err
 
 
 # --- in a terminal

@@ -91,6 +91,7 @@ def test_events_happen(capsys: pytest.CaptureFixture[str]) -> None:
         (["synthetic:chat", "--policy", "nonsense"], "invalid choice: 'nonsense'"),
         (["synthetic:chat", "--load", "0"], "must be above 0"),
         (["synthetic:chat", "--load", "nan"], "must be above 0"),
+        (["synthetic:chat", "--load", "0.5,2x"], "argument --load: must be above 0, not '2x'"),
         (["synthetic:chat", "--load", "1", "--rate", "1"], "not allowed with"),
         (["synthetic:chat", "--event", "1:explodes:0"], "not SECONDS:WHAT:REPLICA"),
         (["synthetic:chat", "--event", "1:dies:8"], "the one that dies is 0 to 7"),

@@ -48,7 +48,7 @@ def _cut(event: Event | None, most: int) -> Iterator[Event]:
         for start in range(0, len(event.block_hashes), most):
             part = event.block_hashes[start : start + most]
             yield Removed(part, event.medium, event.group_idx)
-    elif not event.token_ids or len(event.token_ids) == len(event.block_hashes) * event.block_size:
+    elif not event.token_ids or _is_whole(event):
         yield from _cut_stored(event, most)
     else:  # contradicts itself: no block of it is taken
         yield event
@@ -85,6 +85,11 @@ def _join(last: Event, event: Event, most: int) -> bool:
     return True
 
 
+def _is_whole(event: Stored) -> bool:
+    """Return whether every block has its tokens."""
+    return len(event.token_ids) == len(event.block_hashes) * event.block_size
+
+
 def _goes_on(last: Event, event: Event, most: int) -> bool:
     """Return whether two events in a row say the same as one with both their lists."""
     if isinstance(event, Removed):
@@ -100,7 +105,8 @@ def _goes_on(last: Event, event: Event, most: int) -> bool:
         and event.parent_block_hash is not None
         and bool(last.block_hashes)
         and event.parent_block_hash == last.block_hashes[-1]
-        and len(last.token_ids) == len(last.block_hashes) * last.block_size
+        and _is_whole(last)
+        and _is_whole(event)  # else both would be lost
         and last.block_size == event.block_size
         and last.medium == event.medium
         and last.group_idx == event.group_idx

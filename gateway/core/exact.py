@@ -69,6 +69,7 @@ class Holdings:
         self._group: int | None = None
         self._gpu = _Medium()
         self._others: dict[str, _Medium] = {}
+        self._twice: dict[int, int] = {}  # of ours, under further `Uneven` names: how many
 
     @property
     def blocks(self) -> int:
@@ -131,6 +132,7 @@ class Holdings:
         self.close()
         self._gpu = _Medium()
         self._others = {}
+        self._twice = {}
         self._group = None
         self.full = False
         self._lane = self._index.take(self.slot)
@@ -234,17 +236,14 @@ class Holdings:
         if isinstance(start, int) and size == self.block_tokens:
             link = start
             owns = chain_tokens(ids[: own * size], link, size).tolist()
-            meanings: Sequence[Meaning] = owns
+            if medium.table.keys().isdisjoint(hashes) and len(set(hashes)) == len(hashes):
+                medium.table.update(zip(hashes, owns, strict=True))
+                self._index.extend(self._lane, owns, link)
+            else:
+                self._put_again(medium, hashes, owns, link)
         else:
             at = (start, b"", ()) if isinstance(start, int) else start
-            link = at[0]
-            owns, meanings = self._uneven(ids[: own * size], at, size)
-        table = medium.table
-        if table.keys().isdisjoint(hashes) and len(set(hashes)) == len(hashes):
-            table.update(zip(hashes, meanings, strict=True))
-            self._index.extend(self._lane, owns, link)
-        else:
-            self._put_again(medium, hashes, meanings, link)
+            self._put_again(medium, hashes, self._uneven(ids[: own * size], at, size), at[0])
 
     def _put_again(
         self,
@@ -263,6 +262,8 @@ class Holdings:
             owns = ours(meaning)
             held = table.get(engine, _UNKNOWN)
             if held is _UNKNOWN:
+                if isinstance(meaning, tuple) and self._anywhere(engine) is _UNKNOWN:
+                    self._count(owns)
                 table[engine] = meaning
                 self._index.extend(self._lane, owns, before)
             else:
@@ -272,10 +273,14 @@ class Holdings:
                     self.lost += 1
             before = owns[-1] if owns else before
 
-    def _uneven(
-        self, ids: "array[int]", start: Uneven, size: int
-    ) -> tuple[list[int], list[Meaning]]:
-        """Return the own blocks that end in these engine blocks, and what each of them means."""
+    def _count(self, owns: Iterable[int]) -> None:
+        """Note which of our blocks another engine's block stands for too: they differ after it."""
+        for own in owns:
+            if self._index.holds(self._lane, own):
+                self._twice[own] = self._twice.get(own, 0) + 1
+
+    def _uneven(self, ids: "array[int]", start: Uneven, size: int) -> list[Meaning]:
+        """Return what each of these engine blocks means: among others, which of ours end in it."""
         link, tail, _ = start
         data = array("I", tail)
         data.extend(ids)
@@ -289,7 +294,7 @@ class Holdings:
             open_ids = data[after * own : end].tobytes()
             meanings.append((last, open_ids, tuple(owns[before:after])))
             before = after
-        return owns, meanings
+        return meanings
 
     # -- removed ----------------------------------------------------------------------------
 
@@ -317,8 +322,15 @@ class Holdings:
             elif isinstance(meaning, int):
                 gone.append(meaning)
             else:
-                gone.extend(ours(meaning))
+                gone += [own for own in ours(meaning) if not self._is_left(own)]
         self._index.shrink(self._lane, gone)
+
+    def _is_left(self, own: int) -> bool:
+        """Note that an engine's block with this one of ours went; return whether another has it."""
+        left = self._twice.pop(own, 0)
+        if left > 1:
+            self._twice[own] = left - 1
+        return left > 0
 
 
 def _packed(token_ids: list[int]) -> "array[int] | None":

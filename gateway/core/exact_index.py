@@ -176,6 +176,11 @@ class ExactIndex:
                 continue
             self._pass_down(there, own, there.mask ^ bit)
 
+    def holds(self, lane: int, own: int) -> bool:
+        """Return whether a lane's backend holds a block."""
+        there = self.stretches.get(own)
+        return there is not None and bool(there.mask >> lane & 1)
+
     def lookup(self, hashes: "array[int]", lanes: int, most: int) -> list[tuple[int, int]]:
         """Return `(depth, mask)` pairs, depth rising: the slots in `mask` hold that many blocks.
 

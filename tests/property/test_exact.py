@@ -91,3 +91,23 @@ def test_index_equals_cache_whatever_the_engine_s_block_size(
             held = {own for ids in engine.prompts() for own in chain(ids)}
             assert index.held.get(0, set()) == held
     assert feed.holdings.broken == feed.holdings.unknown == 0
+
+
+@pytest.mark.parametrize("block", [8, 24, 32, 48])
+def test_index_equals_a_cache_of_other_blocks_whose_prompts_part_within_one(block: int) -> None:
+    rng = random.Random(block)
+    engine = ToyEngine(rng, blocks=60 * 16 // block, block=block)
+    index = SeenIndex()
+    feed = Feed(Holdings(index, 0, seed, 16), lambda: None)
+    said: list[list[int]] = []
+    for step in range(300):
+        engine.run(talk(rng, said, block=4))
+        for _ in range(rng.randrange(3)):
+            if engine.cached:
+                engine.evict()
+        if step % 50 == 49:
+            engine.clear()
+        feed.live(*engine.batch())
+        drain(feed)
+        assert index.held.get(0, set()) == {own for ids in engine.prompts() for own in chain(ids)}
+    assert feed.holdings.broken == feed.holdings.unknown == 0

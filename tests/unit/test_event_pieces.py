@@ -71,6 +71,18 @@ def test_an_event_that_contradicts_itself_is_left_whole() -> None:
     assert list(pieces([odd], MOST, 16)) == [odd]
 
 
+@pytest.mark.parametrize("tokens", [0, 17])
+def test_an_event_that_contradicts_itself_takes_none_with_it(tokens: int) -> None:
+    def events() -> list[Event]:
+        return [
+            stored([1, 2], ids(2)),
+            stored([3, 4], ids(2, 32)[:tokens], parent_block_hash=2),
+            stored([2, 5], ids(2, 16), parent_block_hash=1),
+        ]
+
+    assert taken(list(pieces(events(), 64, 16))) == taken(events())
+
+
 def test_copies_told_without_tokens_are_cut_too() -> None:
     first = stored(list(range(1, 31)), ids(30))
     copies = Stored(block_hashes=list(range(1, 31)), medium="CPU")

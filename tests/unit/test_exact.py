@@ -178,6 +178,37 @@ def test_engine_blocks_of_another_size_give_the_same_chain(size: int) -> None:
     assert index.depth(3, chain(ids)) == size // 16
 
 
+@pytest.mark.parametrize("order", [[1, 2, 3], [3, 2, 1], [2, 3, 1]])
+def test_our_block_that_several_of_the_engine_s_begin_with_is_held_until_all_are_gone(
+    order: list[int],
+) -> None:
+    index, held = holdings()
+    ends: dict[int, list[int]] = {1: IDS[16:32], 2: IDS[32:48], 3: IDS[48:64]}
+    for name, end in ends.items():
+        held.apply(stored([name], IDS[:16] + end, size=32))
+        held.apply(stored([name], IDS[:16] + end, size=32, medium="CPU"))
+    held.apply(Stored([1], medium="CPU"))
+    held.apply(Removed([1], medium="CPU"))
+    for name in order:
+        assert index.depth(3, chain(IDS[:16] + ends[name])) == 2
+        held.apply(Removed([name], medium="CPU"))
+        assert index.depth(3, chain(IDS[:16] + ends[name])) == 2
+        held.apply(Removed([name]))
+        assert index.depth(3, chain(IDS[:16] + ends[name])) == (name != order[-1])
+    assert index.held == {}
+    assert not held._twice
+
+
+def test_clearing_forgets_what_was_held_under_several_names() -> None:
+    index, held = holdings()
+    held.apply(stored([1], IDS[:32], size=32))
+    held.apply(stored([2], IDS[:16] + IDS[32:48], size=32))
+    held.clear()
+    held.apply(stored([1], IDS[:32], size=32))
+    held.apply(Removed([1]))
+    assert index.held == {}
+
+
 @pytest.mark.parametrize(
     "event",
     [

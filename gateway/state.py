@@ -8,6 +8,7 @@ be read is one line in the log and a cold start.
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import stat
@@ -55,6 +56,8 @@ class Writer:
     """
 
     def __init__(self, path: Path) -> None:
+        if path.exists() and not path.is_file():  # a rename would replace even /dev/null
+            raise FileExistsError(errno.EEXIST, "something else than a file is there", str(path))
         self._path = path
         self._draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)

@@ -1,6 +1,7 @@
 """The state file's form: what is whole is read, all else is a fault."""
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -100,3 +101,13 @@ def test_every_cut_and_every_turned_bit_is_a_fault(tmp_path: Path) -> None:
 
 def test_every_state_has_a_salt_of_its_own() -> None:
     assert State(StateConfig(), float).salt != State(StateConfig(), float).salt
+
+
+def test_what_is_no_file_is_never_replaced_by_one(tmp_path: Path) -> None:
+    """A rename replaces whatever is there: as root, with `state.path: /dev/null`, that too."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(OSError, match="something else than a file"):
+        write(path)
+    assert path.is_fifo()
+    assert list(tmp_path.iterdir()) == [path]

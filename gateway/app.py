@@ -103,7 +103,7 @@ class App:
         self._collector = Collector(self.telemetry.collector_pause)
         self._catalog = Catalog(time)
         self._upstreams = Upstreams()
-        self._upstreams.replace(upstream_specs(config, self._certificates))
+        self._upstreams.replace(self._upstreams.plan(upstream_specs(config, self._certificates)))
         self._by_bytes = by_bytes = BytePrompter(self._state.salt, config.index.block_bytes)
         self._block_bytes = config.index.block_bytes
         self._tokenizers = Tokenizers(self._state.salt, by_bytes, self.telemetry.fallback)
@@ -171,7 +171,7 @@ class App:
         timeouts = self.config.timeouts
         await self._stopping.run(timeouts.drain_delay_s if announced else 0.0, timeouts.drain_s)
         if not self._stopping.hurried:
-            await self._state.save()
+            await self._stopping.unless_hurried(self._state.save())
         await self._close()
 
     def hurry(self) -> None:
@@ -289,7 +289,8 @@ class App:
         """Take a configuration. Everything that can fail comes before the first change."""
         before, expanded = self._expanded(self.config), expand(config, found)
         settings = core_settings(expanded, self._catalog.served())
-        specs = upstream_specs(expanded, self._certificates)
+        upstreams = self._upstreams.plan(upstream_specs(expanded, self._certificates))
+        targets = targets_of(expanded, self._certificates)
         admin_keys = admin_digests(expanded.admin, os.environ)
         prompters = self._tokenizers.prompters(expanded)  # `reload` has loaded them
         Following.check(expanded)
@@ -305,12 +306,12 @@ class App:
         self.config = config
         self._admin_keys = admin_keys
         self._found = found
-        self._upstreams.replace(specs)
+        self._upstreams.replace(upstreams)
         self.handler.configure(expanded, prompters)
         self._listener.configure(expanded.limits, expanded.timeouts)
         self._state.apply(expanded.state)
         self._limit_clients(expanded)
-        self._watch.set_targets(targets_of(expanded, self._certificates), pace_of(expanded))
+        self._watch.set_targets(targets, pace_of(expanded))
         self._publish(expanded, settings)
         for what, name in changed_names(before, expanded):
             _log.info("backend %s %s", name, what)

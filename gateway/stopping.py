@@ -7,10 +7,13 @@ backend included, have the drain time. Must never end a request early but on a s
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
+from gateway import tasks
 from gateway.edge.handler import Handler
 from gateway.edge.server import Listener
+from gateway.errors import Draining
 
 _FLUSH_POLL_S = 0.02
 _LAST_FLUSH_S = 1.0  # for the errors that the last requests are ended with
@@ -47,6 +50,16 @@ class Stopping:
         self._hurried.set()
         self._end_all()
 
+    async def unless_hurried(self, work: Coroutine[Any, Any, object]) -> None:
+        """Wait for `work`, but no longer than until nothing is wanted but the end."""
+        both = [
+            tasks.spawn(work, name="last work"),
+            tasks.spawn(self._hurried.wait(), name="hurried"),
+        ]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        for task in both:
+            task.cancel()
+
     @property
     def hurried(self) -> bool:
         """Whether nothing is wanted any more but the end."""
@@ -55,15 +68,19 @@ class Stopping:
     def _end_all(self) -> None:
         for exchange in list(self._handler.live):
             exchange.shut_down()
+        for connection in self._listener.receiving():
+            connection.give_up(Draining("The gateway is shutting down."))
 
     async def _quiet(self) -> None:
+        """Wait until all is answered: also what is being uploaded, which is refused when it is here."""
         await self._handler.quiet.wait()
-        while self._listener.unsent() and not self.hurried:  # noqa: ASYNC110 - transports signal no empty buffer
+        listener = self._listener
+        while (listener.unsent() or listener.receiving()) and not self.hurried:  # noqa: ASYNC110 - transports signal no empty buffer
             await asyncio.sleep(_FLUSH_POLL_S)
 
     async def _flushed(self) -> None:
-        """Wait until what was written to clients has left for their sockets."""
-        while self._listener.unsent():  # noqa: ASYNC110 - as above
+        """Wait until clients have what was written to them: cutting those who still send loses it."""
+        while self._listener.connections:  # noqa: ASYNC110 - as above
             await asyncio.sleep(_FLUSH_POLL_S)
 
 

@@ -8,6 +8,7 @@ import ast
 import importlib
 import importlib.util
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +38,8 @@ class Command(Protocol):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["serve"]:  # it would end a gateway whose imports are not done yet
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         code = _dispatch(arguments)
         sys.stdout.flush()

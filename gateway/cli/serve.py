@@ -3,9 +3,11 @@
 import argparse
 import asyncio
 import contextlib
+import os
 import resource
 import signal
 import sys
+import threading
 
 import uvloop
 
@@ -14,6 +16,8 @@ from gateway.app import App
 from gateway.config.load import Loaded
 from gateway.source import Source
 from gateway.telemetry import logs
+
+_THREADS_S = 2.0  # threads may take to end: look-ups, files on a mount that is dead
 
 HELP = "run the gateway"
 EPILOG = """\
@@ -69,7 +73,8 @@ def run(args: argparse.Namespace) -> int:
     _raise_file_limit()
     for warning in loaded.warnings:
         print(f"warning: {warning}", file=sys.stderr)
-    return uvloop.run(_serve(source, loaded))
+    with contextlib.ExitStack() as ended:
+        return uvloop.run(_serve(source, loaded, ended))
 
 
 def _raise_file_limit() -> None:
@@ -99,7 +104,7 @@ def _reason(error: Exception) -> str:
     return str(error)
 
 
-async def _serve(source: Source, loaded: Loaded) -> int:
+async def _serve(source: Source, loaded: Loaded, ended: contextlib.ExitStack) -> int:
     installed = logs.setup(loaded.config.log)
     app = App(source, loaded, installed)
     signals = _Signals(app)
@@ -115,7 +120,16 @@ async def _serve(source: Source, loaded: Loaded) -> int:
     await signals.ended.wait()
     await app.stop(announced=signals.announced)
     installed.close()
+    ended.callback(_leave_behind_threads().cancel)
     return 0
+
+
+def _leave_behind_threads() -> threading.Timer:
+    """Have the process end though a thread hangs, which would be waited for without end."""
+    timer = threading.Timer(_THREADS_S, os._exit, (0,))
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 class _Signals:
@@ -128,6 +142,8 @@ class _Signals:
     def __init__(self, app: App) -> None:
         self.started = self.announced = False
         self.ended = asyncio.Event()
+        self._reloading: asyncio.Task[None] | None = None
+        self._again = False
         self._app = app
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self.end, True)
@@ -142,7 +158,17 @@ class _Signals:
         self.ended.set()
 
     def reload(self) -> None:
-        """Reload in a task: it resolves names. While starting, the file is fresh anyway."""
+        """Reload in a task: it resolves names. While starting, the file is fresh anyway.
+
+        However many signals come during a reload, one more follows: it reads what is there then.
+        """
         if not self.started:
             return
-        self._reloads = tasks.spawn(self._app.reload(), name="reload")
+        self._again = True
+        if self._reloading is None or self._reloading.done():
+            self._reloading = tasks.spawn(self._reload(), name="reload")
+
+    async def _reload(self) -> None:
+        while self._again:
+            self._again = False
+            await self._app.reload()

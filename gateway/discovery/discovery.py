@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from gateway import tasks
 from gateway.config.discovery import DiscoveryConfig
+from gateway.config.forms import FORMS
 from gateway.config.groups import Found, Members, groups_of
 from gateway.config.problems import ConfigErrors
 from gateway.config.schema import BackendConfig, Config
@@ -27,6 +28,7 @@ _log = logging.getLogger("radixgate.discovery")
 _FIRST_S = 5.0
 _AFTER_FAULT_S = 10.0
 _RETRY_S = 10.0
+_usable = FORMS["url"].ok
 
 
 @dataclass(slots=True, frozen=True)
@@ -52,12 +54,18 @@ class _Group:
         self.heard = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
         self._changed = changed
+        self._left_out = 0
 
     def found(self, members: Members) -> None:
         """Take the list; news is told, the end of a failure is logged."""
         if len(members) > MAX_SLOTS:
             self.failed(f"{len(members)} backends are too many, at most {MAX_SLOTS}")
             return
+        told, members = members, tuple(one for one in members if _usable(one.url or ""))
+        if told and not members:
+            self.failed(f"none of {len(told)} has an address that can be one")
+            return
+        self._note_left_out(len(told) - len(members))
         if self.failure is not None:
             self.failure = None
             _log.info("backends of %s are found again", self.name)
@@ -65,6 +73,14 @@ class _Group:
         if members != self.members:
             self.members = members
             self._changed.set()
+
+    def _note_left_out(self, count: int) -> None:
+        """Say how many have no address that can be one; nobody else is to suffer from them."""
+        if count not in (0, self._left_out):
+            _log.warning(
+                "backends of %s: %d without a usable address are left out", self.name, count
+            )
+        self._left_out = count
 
     def failed(self, reason: str) -> None:
         """Keep what is known; a reason is logged once."""

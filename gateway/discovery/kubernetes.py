@@ -123,7 +123,7 @@ class KubernetesSource:
                 self._get(session, params) as response,
             ):
                 page = _mapping(await _body(response))
-            for item in page.get("items") or []:
+            for item in _items(page):
                 slices[_name(item)] = read_slice(item)
             meta = _mapping(page.get("metadata"))
             if not meta.get("continue"):
@@ -265,6 +265,13 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise ApiError("the API server's answer is of another form")
     return value
+
+
+def _items(page: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    items = page.get("items") or []
+    if not isinstance(items, list):
+        raise ApiError("the API server's answer is of another form")
+    return [_mapping(item) for item in items]
 
 
 def _name(item: Any) -> str:

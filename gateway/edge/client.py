@@ -126,6 +126,17 @@ class ClientConnection(Receiver):
         timeouts = self._listener.timeouts
         return self.deadline - (timeouts.keepalive_s if self._kept else timeouts.header_s)
 
+    @property
+    def receiving(self) -> bool:
+        """Return whether a request is coming whose end is not here, and nothing before it is left."""
+        unfinished = self._in_head or self._request is not None
+        return unfinished and self._exchange is None and not self._discarding
+
+    def give_up(self, error: GatewayError) -> None:
+        """Wait no more for the rest of a request: answer it so, and close."""
+        self._refuse(error)
+        self._pump()
+
     def close_if_idle(self) -> None:
         """Close unless a request is being received or answered, or waits to be read."""
         busy = self._exchange is not None or self._ready or self._request is not None
@@ -156,8 +167,7 @@ class ClientConnection(Receiver):
                 self._close()
         else:
             what = "header" if self._in_head else "body"
-            self._refuse(RequestTimeout(f"The request's {what} did not arrive in time."))
-            self._pump()
+            self.give_up(RequestTimeout(f"The request's {what} did not arrive in time."))
 
     # --- internals
 

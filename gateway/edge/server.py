@@ -143,6 +143,10 @@ class Listener:
         for connection in list(self.connections):
             connection.close_if_idle()
 
+    def receiving(self) -> list[ClientConnection]:
+        """Return the connections on which a request has begun to come and is not here yet."""
+        return [connection for connection in self.connections if connection.receiving]
+
     def unsent(self) -> int:
         """Return how many bytes of answers still wait for their clients' sockets."""
         return sum(connection.unsent() for connection in self.connections)

@@ -73,18 +73,25 @@ class Upstreams:
         """Return each backend's key; whoever asks shows none of them."""
         return {name: upstream.spec.api_key for name, upstream in self._by_name.items()}
 
-    def replace(self, specs: Iterable[UpstreamSpec]) -> None:
-        """Take a new list: unchanged backends keep their sockets, gone ones close when idle."""
-        old, self._by_name = self._by_name, {}
+    def plan(self, specs: Iterable[UpstreamSpec]) -> dict[str, Upstream]:
+        """Return the backends of a new list, unchanged ones as they are; nothing is taken yet.
+
+        Raises:
+            ValueError: an address or a key cannot be used.
+        """
+        planned = {}
         for spec in specs:
-            known = old.get(spec.name)
-            if known is not None and known.spec == spec:
-                self._by_name[spec.name] = known
-                del old[spec.name]
-            else:
-                self._by_name[spec.name] = Upstream(spec)
-        for gone in old.values():
-            gone.pool.close()
+            known = self._by_name.get(spec.name)
+            same = known is not None and known.spec == spec
+            planned[spec.name] = known if known is not None and same else Upstream(spec)
+        return planned
+
+    def replace(self, planned: dict[str, Upstream]) -> None:
+        """Take a plan: unchanged backends keep their sockets, gone ones close when idle."""
+        old, self._by_name = self._by_name, planned
+        for name, gone in old.items():
+            if planned.get(name) is not gone:
+                gone.pool.close()
 
     def expire(self, now: float) -> None:
         """Close idle sockets that the engines are about to close."""

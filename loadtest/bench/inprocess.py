@@ -98,7 +98,9 @@ def build(backends: int) -> tuple[Handler, Listener]:
     telemetry.set_labels(["coding", "chat"], ["m"], names)
     upstreams = Upstreams()
     upstreams.replace(
-        [UpstreamSpec(name, f"http://127.0.0.1:{9000 + i}") for i, name in enumerate(names)]
+        upstreams.plan(
+            [UpstreamSpec(name, f"http://127.0.0.1:{9000 + i}") for i, name in enumerate(names)]
+        )
     )
     config = Config()
     prompter = BytePrompter(1)

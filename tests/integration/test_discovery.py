@@ -306,6 +306,43 @@ discovery:
             await are_up(rig, "static", "filed")
 
 
+@pytest.mark.parametrize("wrong", [99_999, -1, True, 0])
+async def test_addresses_that_can_be_none_cost_nobody_else_anything(
+    wrong: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither the start, nor the backends that are known, nor those told of beside them."""
+    async with engines(ok_chat) as (pod,), serving(ApiServer()) as api:
+        bad = slice_of("bad", "pod-9=127.0.0.1", ports=[{"name": "http", "port": wrong}])
+        good = slice_of("good", "pod-1=127.0.0.1", ports=[{"name": "http", "port": pod.port}])
+        api.slices = [bad]
+        config = tmp_path / "g.yaml"
+        config.write_text(f"""\
+models: [{{name: m, backends: [{{name: p, kubernetes: {{service: s, namespace: n, port: http}}}}]}}]
+discovery: {{kubernetes: {{url: "{api.url}", token_file: null, ca_file: null}}}}
+""")
+        async with gateway([], QUICK, str(config), None) as rig:
+            assert "none of 1 has an address that can be one" in caplog.text
+            api.events.put_nowait(event("ADDED", good))
+            await are_up(rig, "pod-1")
+            assert "backends of p: 1 without a usable address are left out" in caplog.text
+            api.events.put_nowait(event("DELETED", good))
+            await eventually(lambda: rig.app._discovery.statuses()[0].failing, LONG_S)
+            assert up(rig) == {"pod-1"}
+            assert len(await asked_of(rig, 2)) == 1
+
+
+async def test_what_cannot_be_taken_leaves_everything_as_it_was(tmp_path: Path) -> None:
+    """The core's books and the addresses change together or not at all."""
+    async with engines(ok_chat) as (one,), found_in(tmp_path, one=one) as rig:
+        await are_up(rig, "one")
+        app = rig.app
+        odd = BackendConfig(name="odd", url="http://127.0.0.1:x")
+        with pytest.raises(ValueError, match="Port"):
+            app._apply(app.config, dict.fromkeys(app._found, (odd,)))
+        assert [backend.name for backend in app.dispatcher.backends(0.0)] == ["one"]
+        assert len(await asked_of(rig, 2)) == 1
+
+
 async def test_a_source_that_says_nothing_delays_the_start_only_so_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -6,6 +6,7 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -93,6 +94,18 @@ async def test_a_list_comes_in_pages() -> None:
         await ear.until(*(f"p{n}=10.0.0.{n}" for n in range(1, 6)))
 
     assert [query.get("continue") for query in api.lists] == [None, "2", "4"]
+
+
+@pytest.mark.parametrize("items", ["text", [1], [None]])
+async def test_a_list_of_another_form_is_told_and_no_fault_of_ours(
+    items: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    api = ApiServer(items)
+    async with serving(api), following(api) as ear:
+        await ear.until_failed("of another form")
+        api.slices = [slice_of("s1", "a=10.0.0.1")]
+        await ear.until("a=10.0.0.1")
+    assert not caplog.records
 
 
 async def test_no_endpoint_at_all_is_an_empty_list() -> None:

@@ -1,7 +1,11 @@
 """SIGTERM and Ctrl-C on a real process (case D62); what requests see of it."""
 
 import asyncio
+import os
 import signal
+from pathlib import Path
+
+import pytest
 
 from gateway.tasks import spawn
 from tests.integration.rig import (
@@ -11,6 +15,7 @@ from tests.integration.rig import (
     Received,
     chat,
     chat_event,
+    closed,
     eventually,
     get,
     post,
@@ -158,6 +163,91 @@ async def test_a_request_on_a_kept_socket_is_told_draining_once_nothing_new_may_
         assert await kept.at_eof()
         gate.open.set()
         await stopping
+
+
+async def test_what_is_uploaded_when_nothing_else_is_left_is_waited_for_and_told_draining() -> None:
+    async with running(Gate(), settings=("timeouts.drain_s=3600",)) as rig:
+        slow = await rig.connect()
+        await slow.send(PLAIN[:-5])
+        await eventually(lambda: bool(rig.app._listener.receiving()))
+        stopping = spawn(rig.app.stop(), name="stop")
+        await eventually(rig.handler.quiet.is_set)
+        await slow.send(PLAIN[-5:])
+        answer = await slow.answer()
+        assert (answer.status, answer.code) == (503, "draining")
+        assert await slow.at_eof()
+        await stopping
+
+
+@pytest.mark.parametrize("sent", [PLAIN[:-5], PLAIN[:20]], ids=["body", "head"])
+async def test_an_upload_that_outlasts_the_drain_time_is_answered_not_cut(sent: bytes) -> None:
+    async with running(Gate(), settings=("timeouts.drain_s=0",)) as rig:
+        slow = await rig.connect()
+        await slow.send(sent)
+        await eventually(lambda: bool(rig.app._listener.receiving()))
+        stopping = spawn(rig.app.stop(), name="stop")
+        answer = await slow.answer()
+        assert (answer.status, answer.code) == (503, "draining")
+        assert answer.header("retry-after")
+        assert await slow.at_eof()
+        await slow.send(PLAIN[-5:])  # one that goes on sending is not reset before it has read
+        await closed(slow.writer)
+        await stopping
+
+
+async def test_a_second_signal_answers_what_is_uploaded() -> None:
+    async with running(Gate(), settings=("timeouts.drain_s=3600",)) as rig:
+        slow = await rig.connect()
+        await slow.send(PLAIN[:-5])
+        await eventually(lambda: bool(rig.app._listener.receiving()))
+        stopping = spawn(rig.app.stop(), name="stop")
+        await eventually(rig.handler.quiet.is_set)
+        rig.app.hurry()
+        answer = await slow.answer()
+        assert (answer.status, answer.code) == (503, "draining")
+        await closed(slow.writer)
+        await stopping
+
+
+async def test_a_thread_that_hangs_in_a_reload_does_not_keep_the_process(tmp_path: Path) -> None:
+    """What a file on a dead mount does: here a pipe whose other end says nothing."""
+    async with scripted() as backends:
+        file = tmp_path / "g.yaml"
+        file.write_text(f"backends: [{{name: a, url: '{backends[0].url}'}}]\n")
+        async with served("--set", "timeouts.drain_delay_s=0", file=str(file)) as gateway:
+            file.unlink()
+            os.mkfifo(file)
+            gateway.signal(signal.SIGHUP)
+            writing = await until_read(file)
+            gateway.signal()
+            assert await gateway.ended() == 0
+            os.close(writing)
+
+
+async def until_read(pipe: Path) -> int:
+    """Wait until somebody reads from a pipe; return a descriptor that holds him there."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            try:
+                return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+            except OSError:  # nobody does
+                await asyncio.sleep(0.01)
+
+
+async def test_a_second_signal_ends_a_stop_that_saves_to_a_dead_disk() -> None:
+    async with running(Gate()) as rig:
+        saving = asyncio.Event()
+
+        async def hang() -> bool:
+            saving.set()
+            await asyncio.Event().wait()
+            return True
+
+        rig.app._state.save = hang  # type: ignore[method-assign]
+        stopping = spawn(rig.app.stop(), name="stop")
+        await asyncio.wait_for(saving.wait(), WAIT_S)
+        rig.app.hurry()
+        await asyncio.wait_for(stopping, WAIT_S)
 
 
 async def test_a_request_that_has_just_come_is_answered_not_reset() -> None:

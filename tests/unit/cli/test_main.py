@@ -1,3 +1,4 @@
+import signal
 import subprocess
 import sys
 
@@ -65,3 +66,15 @@ def test_a_reader_that_left_early_is_no_traceback() -> None:
 
     assert "Traceback" not in done.stderr
     assert done.stdout in {"0\n", "1\n"}
+
+
+def test_a_reload_asked_for_while_a_gateway_is_imported_does_not_end_it() -> None:
+    code = (
+        "import signal; from gateway.cli import main;"
+        "main.load_command = lambda name: print(signal.getsignal(signal.SIGHUP)) or exit();"
+        "main.main(['serve'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == f"{signal.SIG_IGN}\n"

@@ -30,6 +30,7 @@ class Catalog:
         self._live: set[str] = set()
         self._models: tuple[ModelSpec, ...] = ()
         self._fixed: frozenset[str] = frozenset()
+        self._named: tuple[ModelSpec, ...] = ()
         self._created = int(clock())
         self._merged: dict[str, Entry] | None = None
         self._views: dict[tuple[str, ...] | None, bytes] = {}
@@ -38,6 +39,7 @@ class Catalog:
         """Take the models that can be routed; those named in `fixed` are listed even when down."""
         self._models = tuple(models)
         self._fixed = frozenset(fixed)
+        self._named = tuple(model for model in self._models if model.name in self._fixed)
         self._forget()
 
     def put(self, backend: str, entries: Iterable[Entry]) -> bool:
@@ -86,6 +88,15 @@ class Catalog:
     def knows(self, backend: str) -> bool:
         """Return whether the backend has ever told its models."""
         return backend in self._entries
+
+    def unlisted(self, backend: str) -> tuple[str, ...]:
+        """Return the configured models that the backend is to serve and does not tell of."""
+        told = self._entries.get(backend, {})
+        return tuple(
+            model.name
+            for model in self._named
+            if backend in model.backends and model.name not in told
+        )
 
     def body(self, allowed: tuple[str, ...] | None = None) -> bytes:
         """Return the JSON list, limited to ids that match one of the globs `allowed`."""

@@ -7,10 +7,11 @@ import asyncio
 import logging
 import random
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum, unique
+from itertools import islice
 from typing import Protocol
 
 from gateway import tasks
@@ -29,6 +30,7 @@ _HEARD_S = 5.0  # a token comes every 0.1 s; between those of a stalled batch li
 _STRIKES = 3  # an API server that tokenises a huge prompt may miss a probe; three in a row is down
 _NOT_OFFERED_S = 5.0  # how soon to ask again for a metrics page that is not there
 _DOWN_METRICS_S = 1.0
+_FEW, _NAME_CHARS = 5, 100  # of an engine's model ids in a line of the log
 
 
 class Sink(Protocol):
@@ -126,6 +128,7 @@ class Member:
         self._excused = False
         self._why = "not asked yet"  # what the last probe said
         self._models_due = 0.0
+        self._unlisted: tuple[str, ...] = ()
         self._metrics_ok = True
 
     def start(self) -> None:
@@ -247,6 +250,18 @@ class Member:
             return
         if not self._muted and self._listener.catalog.put(self.name, entries):
             self._tell(lambda: self._listener.on_models(self._listener.catalog.served()))
+        if not self._muted:
+            self._note_unlisted(str(entry["id"]) for entry in entries)
+
+    def _note_unlisted(self, told: Iterable[str]) -> None:
+        """Say once which configured models the engine does not tell of: mostly a slip of a name."""
+        unlisted = self._listener.catalog.unlisted(self.name)
+        if unlisted == self._unlisted:
+            return
+        self._unlisted = unlisted
+        if unlisted:
+            message = "backend %s does not list the configured model %s; it lists %s"
+            _log.warning(message, self.name, _few(unlisted), _few(told) or "none")
 
     async def _scrape(self) -> float:
         """Read the metrics once; return how long to wait before the next time."""
@@ -299,3 +314,9 @@ def _with_start(snapshot: Snapshot, started: str | None) -> Snapshot:
     if snapshot.start_time is not None or started is None or not started.isdecimal():
         return snapshot
     return replace(snapshot, start_time=float(started[:15]))
+
+
+def _few(names: Iterable[str]) -> str:
+    """Return the first names, for a line of the log: an engine may tell thousands, of any kind."""
+    some = [f"{name[:_NAME_CHARS]!a}" for name in islice(names, _FEW + 1)]
+    return ", ".join(some[:_FEW]) + (", ..." if len(some) > _FEW else "")

@@ -183,6 +183,25 @@ async def test_changed_models_and_lora_ids_are_told(sink: Recorder) -> None:
         assert catalog.one("lora") is None
 
 
+async def test_configured_model_that_the_engine_does_not_list_is_told_once(
+    sink: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    a = Backend("a")
+    a.models = [{"id": f"m{number}\n"} for number in range(7)]
+    catalog = Catalog(lambda: 1.0)
+    catalog.configure([ModelSpec("coder", ("a",)), ModelSpec("m1\n", ("a",))], ("coder", "m1\n"))
+    async with running(a), watching(sink, a.target, catalog=catalog) as watch:
+        assert await watch.first_round(30)
+        a.models = [*a.models, {"id": "another"}]
+        await sink.until(lambda: "another" in catalog.served())
+        a.models = [{"id": "coder"}, {"id": "m1\n"}]
+        await sink.until(lambda: "coder" in catalog.served())
+
+    told = [record.getMessage() for record in caplog.records if "configured" in record.msg]
+    names = r"'m0\n', 'm1\n', 'm2\n', 'm3\n', 'm4\n', ..."
+    assert told == [f"backend a does not list the configured model 'coder'; it lists {names}"]
+
+
 @pytest.mark.parametrize("body", [b"", b"<html>", b'{"data":3}', b"[" * 2000, b"x" * (5 << 20)])
 async def test_unreadable_models_keep_the_known_ones(sink: Recorder, body: bytes) -> None:
     a = Backend("a")

@@ -75,6 +75,16 @@ def test_configured_model_is_listed_while_its_backends_are_down() -> None:
     ]
 
 
+def test_configured_model_that_its_backend_does_not_list_is_found() -> None:
+    models = (ModelSpec("m", ("a", "b")), ModelSpec("lora", ("a",)))
+    made = catalog(*models, fixed=("m",))
+    made.put("a", [entry("other")])
+    made.put("b", [entry("m")])
+
+    assert made.unlisted("a") == ("m",)
+    assert made.unlisted("b") == made.unlisted("nobody") == ()
+
+
 def test_requests_for_a_dead_backends_model_can_still_be_told_to_wait() -> None:
     found = catalog()
     found.put("a", [entry("m")])

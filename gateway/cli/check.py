@@ -59,9 +59,11 @@ def run(args: argparse.Namespace) -> int:
         count = len(errors.problems)
         print(f"{count} mistake{'s' if count > 1 else ''}", file=sys.stderr)
         return 2
-    for warning in loaded.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
-    print("\n".join(effective_yaml(loaded)))
+    try:
+        print("\n".join(effective_yaml(loaded)), flush=True)
+    finally:  # below two hundred lines, or alone when the reader of those has seen enough
+        for warning in loaded.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
     return 0
 
 

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -99,6 +101,20 @@ def test_warnings_go_to_standard_error(file: Path, capsys: pytest.CaptureFixture
     captured = capsys.readouterr()
     assert captured.err.startswith("warning: --set listen.host: keys: open to everyone")
     assert yaml.safe_load(captured.out)["listen"]["host"] == "0.0.0.0"
+
+
+def test_warnings_stand_below_the_listing(file: Path) -> None:
+    check = [sys.executable, "-m", "gateway.cli.main", "check", str(file)]
+    done = subprocess.run(
+        [*check, "--set", "listen.host=0.0.0.0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+
+    assert [line.startswith("warning: ") for line in done.stdout.splitlines()].index(True) > 100
 
 
 def test_a_missing_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ from gateway.core.types import Api, Chain, Query, Refusal, RefusalKind, Ticket
 from gateway.edge import keys
 from gateway.edge.attempts import Attempts
 from gateway.edge.decode import decode_body
-from gateway.edge.large import LARGE, apart, is_large
+from gateway.edge.large import LARGE, apart, has_many, is_large
 from gateway.edge.parking import error_of
 from gateway.edge.query import (
     build_query,
@@ -69,6 +69,9 @@ class Exchange(Attempts):
 
     def _begin_routed(self) -> None:
         parsed = self._read_body()
+        if has_many(parsed):
+            self._waiting = spawn(self._begin_many(parsed), name="many messages")
+            return
         model, chain = self._start(parsed)
         if not isinstance(chain, Chain):
             self._waiting = spawn(self._begin_encoded(parsed, model, chain), name="encode")
@@ -89,6 +92,14 @@ class Exchange(Attempts):
         """Do the same, and what takes long in a thread; cancelled when the request ends."""
         try:
             parsed = await apart(self._read_large)
+            await self._begin_chained(parsed, *self._start(parsed))
+        except Exception as error:  # noqa: BLE001 - a fault of ours costs one request, never the process
+            self._fail(error)
+
+    async def _begin_many(self, parsed: ParsedRequest) -> None:
+        """Do the same with what was parsed and is of very many parts."""
+        try:
+            await apart(partial(write_ahead, parsed))
             await self._begin_chained(parsed, *self._start(parsed))
         except Exception as error:  # noqa: BLE001 - a fault of ours costs one request, never the process
             self._fail(error)
@@ -128,7 +139,7 @@ class Exchange(Attempts):
     def _read_large(self) -> ParsedRequest:
         """Do the same, and what can be done about its chain before the model is known."""
         parsed = self._read_body()
-        if is_large(self._body):
+        if is_large(self._body) or has_many(parsed):
             write_ahead(parsed)
         return parsed
 

@@ -9,14 +9,21 @@ import asyncio
 import gc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from random import randrange
+from typing import Any, TypeVar
+
+from gateway.core.request import ParsedRequest
+from gateway.core.types import Api
 
 LARGE = 1024 * 1024
 """Bodies up to this are parsed in place if they are of few values: it takes a few ms."""
 
 _MAY_BE_HEAVY = 128 * 1024
 _MANY = 4_000  # messages, parts: 1 us of parsing each, and 1 us of writing
+_MAY_HAVE_MANY = 32 * 1024
+_IDS_EACH = 64  # token ids are written in the time of one part
 _SAMPLES, _SAMPLE = 8, 1024
+_IDS = frozenset({"prompt", "input", "tokens"})
 
 T = TypeVar("T")
 
@@ -26,14 +33,62 @@ _worker = ThreadPoolExecutor(1, "large-bodies")
 def is_large(body: bytes) -> bool:
     """Return whether parsing this would hold the loop up: by its size, or its many small objects.
 
-    Those are told by samples: counting them all takes as long as parsing an ordinary body.
+    Those are told by samples: counting them all takes as long as parsing an ordinary body. Where
+    they are taken, no client can know.
     """
     size = len(body)
     if size <= _MAY_BE_HEAVY or size > LARGE:
         return size > LARGE
     step = size // _SAMPLES
-    seen = sum([body.count(b"{", at, at + _SAMPLE) for at in range(0, size - _SAMPLE, step)])
+    first = randrange(step - _SAMPLE)  # noqa: S311 - to be missed by luck is no gain
+    places = range(first, size - _SAMPLE, step)
+    seen = sum([body.count(b"{", at, at + _SAMPLE) for at in places])
+    seen += sum([body.count(b"[", at, at + _SAMPLE) for at in places])
     return seen * step > _MANY * _SAMPLE
+
+
+def has_many(parsed: ParsedRequest) -> bool:
+    """Return whether writing this prompt would hold the loop up, as cheap as it was to parse.
+
+    Three bytes may be a message, and each message or part is some work in Python.
+    """
+    if parsed.body_len <= _MAY_HAVE_MANY:
+        return False
+    left = _MANY
+    for name, value in parsed.data.items():
+        if isinstance(value, list) and value:
+            ids = name in _IDS and isinstance(value[0], int) and parsed.api is not Api.RESPONSES
+            left -= len(value) // _IDS_EACH if ids else len(value)
+            if left >= 0 and not ids:
+                left = _less_parts(value, left)
+    return left < 0
+
+
+def _less_parts(messages: list[Any], left: int) -> int:
+    """Take what messages consist of from `left`; below 0 it is no exact number."""
+    for message in messages:
+        if not isinstance(message, dict):
+            continue
+        parts = message.get("content")
+        if isinstance(parts, str) and len(message) == 2:  # nearly all
+            continue
+        left -= len(message) >> 2
+        if not isinstance(parts, list):
+            parts = message.get("output")
+        if isinstance(parts, list):
+            left -= len(parts)
+            if left >= 0:
+                for part in parts:
+                    if isinstance(part, dict) and ("content" in part or "output" in part):
+                        left -= _parts_of(part)
+        if left < 0:
+            break
+    return left
+
+
+def _parts_of(part: dict[str, Any]) -> int:
+    """Return how many parts a tool's answer has."""
+    return sum(len(part[key]) for key in ("content", "output") if isinstance(part.get(key), list))
 
 
 async def apart(work: Callable[[], T]) -> T:

@@ -7,6 +7,7 @@ backend included, have the drain time. Must never end a request early but on a s
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -14,6 +15,8 @@ from gateway import tasks
 from gateway.edge.handler import Handler
 from gateway.edge.server import Listener
 from gateway.errors import Draining
+
+_log = logging.getLogger("radixgate.stopping")
 
 _FLUSH_POLL_S = 0.02
 _LAST_FLUSH_S = 1.0  # for the errors that the last requests are ended with
@@ -32,6 +35,7 @@ class Stopping:
 
     async def run(self, delay_s: float, drain_s: float) -> None:
         """Return when every request has ended and what was answered has been sent."""
+        _log.info("stopping: serving for %g s more, then what is open has %g s", delay_s, drain_s)
         self._handler.leave()
         self._listener.close_after_answers()
         if delay_s:
@@ -41,7 +45,13 @@ class Stopping:
         self._listener.close_idle()
         if self.hurried:
             self._end_all()  # those that began since
+        elif self._handler.live:
+            _log.info("draining, requests open: %d", len(self._handler.live))
         await _within(drain_s, self._quiet())
+        if self._handler.live and not self.hurried:
+            _log.warning(
+                "requests that timeouts.drain_s was too short for: %d", len(self._handler.live)
+            )
         self._end_all()
         await _within(_LAST_FLUSH_S, self._flushed())
 

@@ -1,6 +1,7 @@
 """SIGTERM and Ctrl-C on a real process (case D62); what requests see of it."""
 
 import asyncio
+import logging
 import os
 import signal
 from pathlib import Path
@@ -135,7 +136,10 @@ async def test_ctrl_c_waits_for_no_load_balancer_and_a_second_one_for_no_stream(
         assert await gateway.ended() == 0
 
 
-async def test_what_is_left_after_the_drain_time_gets_its_error_in_band() -> None:
+async def test_what_is_left_after_the_drain_time_gets_its_error_in_band(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "radixgate.stopping")
     gate = Gate()
     async with running(gate, settings=("timeouts.drain_s=0.1",)) as rig:
         stream = await rig.connect()
@@ -143,6 +147,13 @@ async def test_what_is_left_after_the_drain_time_gets_its_error_in_band() -> Non
         assert (await stream.head()).status == 200
         await rig.app.stop()
         await broken_off(stream)
+        said = [line.getMessage() for line in caplog.records if line.name == "radixgate.stopping"]
+
+    assert said == [
+        "stopping: serving for 0 s more, then what is open has 0.1 s",
+        "draining, requests open: 1",
+        "requests that timeouts.drain_s was too short for: 1",
+    ]
 
 
 async def test_a_request_on_a_kept_socket_is_told_draining_once_nothing_new_may_begin() -> None:

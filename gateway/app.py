@@ -29,6 +29,7 @@ from gateway.core.queued import QueuedDispatcher
 from gateway.core.settings import CoreSettings
 from gateway.discovery.discovery import Discovery
 from gateway.edge.admin import AdminContext, ReloadResult, build_admin
+from gateway.edge.admin_connections import AdminConnections
 from gateway.edge.descriptors import OpenFiles
 from gateway.edge.door import Door
 from gateway.edge.handler import Handler, Parts
@@ -254,10 +255,11 @@ class App:
             body_bytes=lambda: self.config.limits.body_mib * 1024 * 1024,
             host=config.admin.host,
             keys=lambda: self._admin_keys,
+            connections=AdminConnections(self._files.admin),
         )
         self._runner = web.AppRunner(build_admin(context), access_log=None)
         await self._runner.setup()
-        await web.SockSite(self._runner, self._admin_socket).start()
+        self._admin = await context.connections.serve(self._runner, self._admin_socket)
 
     async def _open_door(self) -> None:
         """Accept clients with the certificate in force, if there is one."""
@@ -279,6 +281,7 @@ class App:
         self._listener.abort_all()
         self._upstreams.abort()
         self._tokenizers.close()
+        self._admin.close()
         await self._runner.cleanup()
         self._collector.close()
         await self._journals.close()

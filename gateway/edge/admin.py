@@ -6,7 +6,7 @@ Must never show a prompt, a key or a backend's address, nor change anything on a
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from math import ceil
 from typing import Any, Protocol
@@ -19,8 +19,9 @@ from gateway.config.diff import Change
 from gateway.core.request import RequestFault, check_weight
 from gateway.core.shadow import Tally
 from gateway.core.types import Explanation, HotPrefix
+from gateway.edge.admin_connections import AdminConnections
 from gateway.edge.admin_key import key_required
-from gateway.edge.live import TICK_S, Hub
+from gateway.edge.live import MAX_VIEWERS, TICK_S, Hub
 from gateway.edge.live_frame import Scene, Seen
 from gateway.edge.live_page import LivePage
 from gateway.edge.same_site import Served, same_site_only
@@ -103,12 +104,14 @@ class AdminContext:
     body_bytes: Callable[[], int] = lambda: 64 * 1024 * 1024
     host: str = ""  # the configured `admin.host`
     keys: Callable[[], frozenset[str]] = frozenset  # SHA-256 of the keys it asks for; empty = open
+    connections: AdminConnections = field(default_factory=AdminConnections)
 
 
 def build_admin(context: AdminContext, *, tick_s: float = TICK_S) -> web.Application:
     """Return the application; run it with `access_log=None`. `tick_s` is the live page's."""
     app = web.Application(
         middlewares=[
+            context.connections.counted(),
             _answer_errors,
             key_required(context.keys, context.telemetry.admin_refused),
             same_site_only(context.host),
@@ -120,7 +123,8 @@ def build_admin(context: AdminContext, *, tick_s: float = TICK_S) -> web.Applica
     # plain text, before any middleware.
     get = partial(app.router.add_get, expect_handler=_expect)
     post = partial(app.router.add_post, expect_handler=_expect)
-    hub = Hub(_scene(context), tick_s=tick_s)
+    most = min(MAX_VIEWERS, context.connections.most // 2)  # scrapers and shells have the rest
+    hub = Hub(_scene(context), tick_s=tick_s, most=most)
     app.on_shutdown.append(hub.close)  # a view never ends by itself
     get("/", LivePage().page)
     get("/events", hub.events, allow_head=False)

@@ -13,8 +13,12 @@ from typing import Final
 
 # Sockets of one backend besides clients' requests: metrics, health, models, events.
 _EACH_BACKEND: Final = 4
-# Admin clients, files, lookups, and those who are told that there is no room.
-_SPARE: Final = 16
+# Files, lookups, and those who are told that there is no room.
+_SPARE: Final = 8
+# Connections of the admin listener: a sixteenth of all, but enough for a page, a scraper and a shell.
+_ADMIN_SHARE: Final = 16
+_ADMIN_LEAST: Final = 8
+ADMIN_MOST: Final = 64
 _UNLIMITED: Final = 1 << 30
 _SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL})
 
@@ -38,6 +42,10 @@ def can_open(count: int, sock: socket.socket) -> bool:
     return True
 
 
+def _kept_free(admin: int, backends: int) -> int:
+    return _SPARE + admin + _EACH_BACKEND * backends
+
+
 class OpenFiles:
     """What this process may open, counted when everything but clients is open."""
 
@@ -46,6 +54,11 @@ class OpenFiles:
         self.limit = _UNLIMITED if soft == resource.RLIM_INFINITY else soft
         self._own = len(list(Path("/dev/fd").iterdir()))
 
+    @property
+    def admin(self) -> int:
+        """Return how many connections the admin listener may have."""
+        return min(ADMIN_MOST, max(_ADMIN_LEAST, self.limit // _ADMIN_SHARE))
+
     def clients(self, backends: int) -> int:
         """Return how many client connections there may be at once; at least 1."""
-        return max(1, (self.limit - self._own - _SPARE - _EACH_BACKEND * backends) // 2)
+        return max(1, (self.limit - self._own - _kept_free(self.admin, backends)) // 2)

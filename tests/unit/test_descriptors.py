@@ -8,7 +8,7 @@ from gateway.edge.descriptors import OpenFiles, is_shortage
 
 
 @pytest.mark.parametrize(
-    ("soft", "backends", "most"), [(1024, 2, 492), (1024, 64, 368), (64, 1, 14), (20, 64, 1)]
+    ("soft", "backends", "most"), [(1024, 2, 464), (1024, 64, 340), (64, 1, 14), (20, 64, 1)]
 )
 def test_each_client_has_one_more_for_its_backend(
     monkeypatch: pytest.MonkeyPatch, soft: int, backends: int, most: int

@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Protocol
 
 from gateway import tasks
+from gateway.core.fleet import restarted
 from gateway.core.types import Snapshot
 from gateway.watch import exposition
 from gateway.watch.catalog import Catalog, parse_models
@@ -130,6 +131,7 @@ class Member:
         self._models_due = 0.0
         self._unlisted: tuple[str, ...] = ()
         self._metrics_ok = True
+        self._snapshot: Snapshot | None = None
 
     def start(self) -> None:
         """Begin both loops."""
@@ -287,6 +289,10 @@ class Member:
             return max(self.pace.interval_s, _NOT_OFFERED_S)
         self._note_metrics(None)
         snapshot = _with_start(reading.snapshot, answer.started)
+        if restarted(self._snapshot, snapshot):  # behind this address: perhaps with another model
+            self._models_due = self._clock()
+            self.probe_soon()
+        self._snapshot = snapshot
         self._tell(lambda: self._listener.sink.observe(self.name, snapshot, self._clock()))
         spent = self._clock() - started
         return max(self.pace.interval_s / 2, self.pace.interval_s - spent)

@@ -160,6 +160,28 @@ async def test_loading_backend_is_down_until_it_has_loaded(sink: Recorder) -> No
         assert sink.served == [{"m": ("a",)}]
 
 
+async def test_a_new_process_behind_the_address_is_asked_for_its_models_at_once(
+    sink: Recorder,
+) -> None:
+    """It may serve another model, and be back before a probe missed it."""
+    backend = Backend("a")
+    pace = replace(FAST, models_s=3600.0, probe_s=3600.0)
+    async with (
+        running(backend),
+        watching(sink, backend.target, on_models=sink.on_models, pace=pace) as watch,
+    ):
+        assert await watch.first_round(30)
+        await sink.more_snapshots("a")
+        asked = backend.paths.count("/v1/models")
+        backend.models = [{"id": "other"}]
+        started = b"\nprocess_start_time_seconds "
+        page, _, rest = VLLM_PAGE.partition(started)
+        backend.page = page + started + b"2e9" + rest[rest.index(b"\n") :]
+        await sink.until(lambda: sink.served[-1] == {"other": ("a",)})
+        await sink.more_snapshots("a")
+        assert backend.paths.count("/v1/models") == asked + 1
+
+
 async def test_changed_models_and_lora_ids_are_told(sink: Recorder) -> None:
     a, b = Backend("a"), Backend("b")
     catalog = Catalog(lambda: 1.0)

@@ -71,6 +71,21 @@ def test_an_event_that_contradicts_itself_is_left_whole() -> None:
     assert list(pieces([odd], MOST, 16)) == [odd]
 
 
+@pytest.mark.parametrize("at", [0, 1])
+def test_what_goes_on_with_media_is_not_joined_to_text(at: int) -> None:
+    keys: list[list[Any] | None] = [None, None]
+    keys[at] = [["image", 0]]
+
+    def events() -> list[Event]:
+        return [
+            stored([1, 2], ids(2)),
+            stored([3, 4], ids(2, 32), parent_block_hash=2, extra_keys=keys),
+        ]
+
+    assert taken(list(pieces(events(), 64, 16))) == taken(events())
+    assert taken(events())[1][3] == 2 - at
+
+
 @pytest.mark.parametrize("tokens", [0, 17])
 def test_an_event_that_contradicts_itself_takes_none_with_it(tokens: int) -> None:
     def events() -> list[Event]:

@@ -143,6 +143,15 @@ def test_a_long_batch_is_read_in_slices_that_say_the_same(form: str) -> None:
     assert largest * (len(payload) // 3000) < 1.1 * SLICE_BYTES
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_last_slice_may_be_of_one_event(count: int) -> None:
+    long = {**STORED, "token_ids": [2**31] * (SLICE_BYTES // 5 + 1)}
+    payload = packed(*[long] * count, {"type": "AllBlocksCleared"})
+    events = [event for part in Decoder().slices(payload) for event in part.events]
+    assert len(events) == count + 1
+    assert isinstance(events[-1], Cleared)
+
+
 def test_a_long_batch_with_a_broken_event_is_malformed_when_that_is_reached() -> None:
     events = [STORED] * 2999 + [{**STORED, "token_ids": "x"}]
     slices = Decoder().slices(packed(*events))

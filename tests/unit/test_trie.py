@@ -463,3 +463,15 @@ def test_children_beyond_a_dicts_easy_growth_are_found_and_taken_out_again() -> 
     while trie.sweep():
         pass
     assert (trie.nodes, len(trie._root.kids)) == (1, 0)
+
+
+def test_forgetting_less_does_not_take_back_what_is_still_to_be_forgotten() -> None:
+    trie = trie_of(0, capacity=10**6)
+    for number in range(3 * SLICE):
+        trie.insert(0, chain(number), float(number))
+    trie.forget(0, float(2 * SLICE))
+    trie.forget(0, 1.0)
+    while trie.sweep():
+        pass
+    assert trie.oldest_use(0) == 2 * SLICE + 1
+    assert trie.blocks(0) == SLICE - 1

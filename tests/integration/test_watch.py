@@ -160,6 +160,17 @@ async def test_loading_backend_is_down_until_it_has_loaded(sink: Recorder) -> No
         assert sink.served == [{"m": ("a",)}]
 
 
+async def test_r29_an_added_backend_counts_as_down_until_its_first_probe_while_others_serve(
+    sink: Recorder,
+) -> None:
+    there, added = Backend("a"), Backend("b")
+    added.health = None  # its first probe does not end
+    async with running(there, added), watching(sink, there.target) as watch:
+        assert await watch.first_round(30)
+        watch.set_targets([there.target, added.target])
+        assert sink.ups == {"a": [True], "b": [False]}
+
+
 async def test_a_new_process_behind_the_address_is_asked_for_its_models_at_once(
     sink: Recorder,
 ) -> None:

@@ -33,3 +33,4 @@ def several(one: Callable[[str], N]) -> Callable[[str], list[N]]:
 positive = number(float, lambda value: 0 < value < float("inf"), "above 0")
 seconds = number(float, lambda value: 0 <= value < float("inf"), "0 or more")
 count = number(int, lambda value: value >= 1, "at least 1")
+port = number(int, lambda value: 0 <= value <= 65_535, "0 to 65535")

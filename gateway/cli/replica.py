@@ -9,7 +9,7 @@ import time
 
 import uvloop
 
-from gateway.cli.numbers import count, positive
+from gateway.cli.numbers import count, port, positive
 from gateway.extras import MissingExtra
 from gateway.sim.http import listen
 from gateway.sim.profiles import PROFILES
@@ -21,7 +21,7 @@ HELP = "run one simulated vLLM server (wire format, metrics and prefix cache of 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("--port", type=int, required=True, help="port to listen on; 0 = any free")
+    parser.add_argument("--port", type=port, required=True, help="port to listen on; 0 = any free")
     parser.add_argument(
         "--count",
         type=count,
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--kv-events-port",
-        type=int,
+        type=port,
         default=0,
         metavar="PORT",
         help="publish KV events on this port and serve replays on the next, two ports a replica; "

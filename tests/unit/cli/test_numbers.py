@@ -3,7 +3,7 @@ import argparse
 import pytest
 
 from gateway.cli.main import available, main
-from gateway.cli.numbers import count, positive, seconds, several
+from gateway.cli.numbers import count, port, positive, seconds, several
 
 
 @pytest.mark.parametrize(
@@ -11,6 +11,7 @@ from gateway.cli.numbers import count, positive, seconds, several
     [
         (count, "3", 3),
         (positive, "0.5", 0.5),
+        (port, "0", 0),
         (seconds, "0", 0.0),
         (several(count), "4,8", [4, 8]),
     ],
@@ -26,6 +27,7 @@ def test_a_number_that_is_allowed_is_taken(parse: object, text: str, value: obje
         (count, "0", "must be at least 1, not '0'"),
         (count, "1.5", "must be at least 1, not '1.5'"),
         (positive, "inf", "must be above 0, not 'inf'"),
+        (port, "70000", "must be 0 to 65535, not '70000'"),
         (seconds, "-1", "must be 0 or more, not '-1'"),
         (several(positive), "1,\u00fc", r"must be above 0, not '\xfc'"),
     ],

@@ -27,7 +27,10 @@ from tests.integration.rig import (
 
 CHAT = post("/v1/chat/completions", chat())
 STREAM = post("/v1/chat/completions", chat(stream=True))
-UNPOLLED = ("poll.interval_s=60", "health.interval_s=60")  # what a backend does now is not yet known to the gateway
+UNPOLLED = (
+    "poll.interval_s=60",
+    "health.interval_s=60",
+)  # what a backend does now is not yet known to the gateway
 
 
 async def silent(conn: Conn, _: Received) -> None:

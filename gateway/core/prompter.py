@@ -65,10 +65,11 @@ class Prompter(Protocol):
         """Return the prompt's chain now. `cls` sharpens an estimate where the class is known."""
         ...
 
-    def grow(self, chain: Chain, said: Said) -> "array[int] | None":
+    def grow(self, chain: Chain, said: Said, sampled_tokens: int | None) -> "array[int] | None":
         """Return the hashes of a prompt and its answer, as the next turn will send them.
 
-        None = not known, or not a block more than the prompt's.
+        `sampled_tokens` are what the engine counted. None = not known, or not a block more than the
+        prompt's.
         """
         ...
 
@@ -134,7 +135,7 @@ class BytePrompter:
 
     start = chain  # bytes are hashed at 1 GB/s: there is nothing to wait for
 
-    def grow(self, chain: Chain, said: Said) -> "array[int] | None":
+    def grow(self, chain: Chain, said: Said, _sampled_tokens: int | None) -> "array[int] | None":
         """Return the hashes of the prompt and the answer after it."""
         return grown(chain, said)
 

@@ -252,7 +252,7 @@ class Endings:
         """Learn the prompt's real length, and that its backend holds the answer as well."""
         query = ticket.query
         if said is not None:
-            hashes = prompter.grow(query.chain, said)
+            hashes = prompter.grow(query.chain, said, usage.completion_tokens)
             if hashes is not None:
                 self._handler.dispatcher.grow(ticket, hashes, self._handler.clock())
         if usage.prompt_tokens is not None:

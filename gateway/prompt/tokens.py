@@ -286,14 +286,15 @@ class TokenPrompter:
         finally:
             request.model = asked
 
-    def grow(self, chain: Chain, said: Said) -> "array[int] | None":
+    def grow(self, chain: Chain, said: Said, sampled_tokens: int | None) -> "array[int] | None":
         """Return the hashes of the prompt and the answer's text after it; None = no block more.
 
         The next turn renders the answer where this prompt ends. Encoded here and now, so of a long
-        one only the beginning counts, less the last tokens, which the cut may have changed.
+        one only the beginning counts, less the last tokens, which the cut may have changed. The token
+        that was sampled last never went through the model, so its block is not complete.
         """
         if not chain.exact:
-            return self._fallback.grow(chain, said)
+            return self._fallback.grow(chain, said, sampled_tokens)
         text = said.text()
         if not text or text[0].isspace():  # it may become one token with what is before it
             return None
@@ -305,6 +306,8 @@ class TokenPrompter:
             return None
         if len(text) > most:
             del ids[-_CUT_TOKENS:]
+        if sampled_tokens:
+            del ids[sampled_tokens - 1 :]
         open_end = array("I")
         open_end.frombytes(chain.tail)
         more = chain_tokens(open_end + ids, chain.link, size)

@@ -177,9 +177,10 @@ def start_fleet(
             assert manager.stdout is not None
             replicas: list[Replica] = []
             for line in manager.stdout:
-                _, _, url, pid, _ = line.split()
+                _, server, url, pid, _ = line.split()
+                number = int(server.rpartition("-")[2])  # the first that is ready may be any
                 name = f"backend-{len(replicas) + 1}"
-                events = f"tcp://127.0.0.1:{first + 2 * len(replicas)}" if first else None
+                events = f"tcp://127.0.0.1:{first + 2 * number}" if first else None
                 replicas.append(Replica(engine, url, int(pid), name, events))
                 if len(replicas) == count:
                     break

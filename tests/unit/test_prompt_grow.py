@@ -50,7 +50,7 @@ def test_the_next_turn_begins_with_the_prompt_and_its_answer(
     for _ in range(3):
         first = chain_of(prompter, *history)
         assert first.exact
-        grown = prompter.grow(first, said(ANSWER))
+        grown = prompter.grow(first, said(ANSWER), None)
         assert grown is not None
         history += [{"role": "assistant", "content": ANSWER}, NEXT]
         second = chain_of(prompter, *history)
@@ -66,7 +66,7 @@ def test_of_a_long_answer_no_more_is_encoded_than_the_loop_can_wait_for(
     encoder = prompter._encoder
     monkeypatch.setattr(encoder, "inline_chars", 200)
     first = chain_of(prompter, USER)
-    grown = prompter.grow(first, said(ANSWER))
+    grown = prompter.grow(first, said(ANSWER), None)
     second = chain_of(prompter, USER, {"role": "assistant", "content": ANSWER}, NEXT)
     assert grown is not None
     assert grown == second.hashes[: len(grown)]
@@ -77,7 +77,7 @@ def test_of_a_long_answer_no_more_is_encoded_than_the_loop_can_wait_for(
 def test_a_text_that_may_melt_into_what_is_before_it_is_not_guessed(
     prompter: TokenPrompter, text: str
 ) -> None:
-    assert prompter.grow(chain_of(prompter, USER), said(text)) is None
+    assert prompter.grow(chain_of(prompter, USER), said(text), None) is None
 
 
 def test_a_prompt_chained_by_bytes_grows_by_bytes(prompter: TokenPrompter) -> None:
@@ -85,7 +85,23 @@ def test_a_prompt_chained_by_bytes_grows_by_bytes(prompter: TokenPrompter) -> No
     asked = {"role": "user", "content": [image, {"type": "text", "text": "what is it? " * 40}]}
     first = chain_of(prompter, asked)
     assert not first.exact
-    grown = prompter.grow(first, said(ANSWER))
+    grown = prompter.grow(first, said(ANSWER), None)
     assert grown is not None
     second = chain_of(prompter, asked, {"role": "assistant", "content": ANSWER}, NEXT)
     assert grown == second.hashes[: len(grown)]
+
+
+@pytest.mark.parametrize("ended", ["by length", "by the end token"])
+def test_a_block_that_the_last_sampled_token_ends_is_not_in_the_cache(
+    prompter: TokenPrompter, ended: str
+) -> None:
+    first = chain_of(prompter, USER)
+    full = BLOCK - len(first.tail) // 4 + BLOCK
+    cuts = (ANSWER[:length] for length in range(1, len(ANSWER)))
+    text = next(cut for cut in cuts if len(prompter._encoder.encode(cut)) == full)
+    ids = prompter._encoder.encode(text)
+    assert (first.tokens + len(ids)) % BLOCK == 0
+    sampled = len(ids) + (ended == "by the end token")  # which is not in the text
+    grown = prompter.grow(first, said(text), sampled)
+    assert grown is not None
+    assert len(grown) == (first.tokens + sampled - 1) // BLOCK

@@ -41,8 +41,9 @@ _DOUBTED_AFTER = 5
 # A capacity moves by this share at most and at least; an index this full evicts.
 _MOST_STEP, _LEAST_STEP = 0.5, 0.02
 _FULL = 0.95
-# After a surprise, this many answers are looked at for how much fits; each costs 0.1 us per visit.
-_WATCHED, _LOOK = 64, 1000
+# At first and after a surprise, this many answers are looked at for how much fits, later one in so
+# many; each costs 0.1 us per visit.
+_WATCHED, _SELDOM, _LOOK = 64, 64, 1000
 _LEAST_BY_TAILS = 0.5  # a template that rewrites earlier answers must not cost the whole index
 LEAST_SHARE, MOST_SHARE = 1 / 64, 8.0
 # Weight of the newest answer in the error that is shown: about the last twenty count.
@@ -69,7 +70,8 @@ class Belief:
     `missed_at` is the last use of the youngest prefix found missing, and `lost_at` when it was
     missed, while nothing contradicts that all before is lost; None = nothing is suspected. `streak`
     counts the misses since the last hit. `fits` blocks were seen to fit, `over` were seen not to;
-    it is looked for `watch` more answers. `told_at` is when an answer last reported cached tokens.
+    it is looked for `watch` more answers, then seldom. `told_at` is when an answer last reported
+    cached tokens.
     """
 
     __slots__ = (
@@ -99,7 +101,7 @@ class Belief:
         self.missed_at: float | None = None
         self.missed_over = self.over = inf
         self.fits = 0.0
-        self.watch = 0
+        self.watch = _WATCHED
         self.lost_at = 0.0
         self.misses = 0
         self.streak = 0
@@ -247,7 +249,8 @@ def _found(row: "Account", trie: "RadixTrie", claim: Claim) -> None:
     """A prefix is there: nothing used after it is missing for want of room."""
     belief = row.belief
     used, own = claim.last_use or (-inf, 0)
-    if belief.watch > 0:
+    had_fitted = belief.fits
+    if belief.watch > 0 or belief.watch % _SELDOM == 0:
         since = trie.used_between(row.slot, used, claim.asked_at, _LOOK)
         if since is not None and since + own > belief.fits:
             belief.fits = since + own
@@ -255,8 +258,10 @@ def _found(row: "Account", trie: "RadixTrie", claim: Claim) -> None:
                 belief.over = inf
     if belief.missed_at is None or used >= belief.lost_at:
         return
-    if used > belief.missed_at:  # younger than what is missing, older than its miss: no loss
+    if used > belief.missed_at:  # younger than what is missing, older than its miss
         trie.forget(row.slot, belief.missed_at)
+        if had_fitted > belief.missed_over:  # what has gone had room: this one came after a loss
+            return
         _shrink(row, belief.missed_over)
     belief.clear()
 

@@ -97,20 +97,21 @@ class Breaker:
         self.trial = ticket_id
         return self._become(State.TRIAL, "a request is sent as a trial")
 
-    def failed(self, ticket_id: int, now: float) -> bool:
-        """Count a failure that is the backend's fault."""
+    def failed(self, ticket_id: int, now: float, why: str = "") -> bool:
+        """Count a failure that is the backend's fault; `why` is told if it opens the breaker."""
         self.failures += 1
         self.ends = (self.ends << 1 | 1) & _ENDS
         self.calm = False
         if self.state is State.TRIAL and self.trial == ticket_id:
             self.delay_s = min(LAST_DELAY_S, 2 * self.delay_s)
-            return self._open(now, "the trial failed")
+            return self._open(now, "the trial failed" + (f": {why}" if why else ""))
         if self.state is not State.CLOSED:
             return False
+        last = f", the last: {why}" if why else ""
         if self.failures >= TRIP_AFTER:
-            return self._open(now, f"{self.failures} failures in a row")
+            return self._open(now, f"{self.failures} failures in a row{last}")
         if self.ends.bit_count() >= TRIP_FAULTS:
-            return self._open(now, f"half of the last {LAST_ENDS} requests failed")
+            return self._open(now, f"half of the last {LAST_ENDS} requests failed{last}")
         return False
 
     def succeeded(self, sent_at: float) -> bool:
@@ -143,7 +144,7 @@ class Breaker:
         if outcome in _ANSWERED:
             changed = self._answered(ticket.dispatched_at)
         elif outcome in _FAULTS and ticket.slot not in ticket.tried:
-            changed = self.failed(ticket.id, now)
+            changed = self.failed(ticket.id, now, outcome.value)
         return self.withdrawn(ticket.id, now) or changed
 
     def reset(self, why: str = "its health checks succeed again") -> bool:

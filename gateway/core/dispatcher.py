@@ -140,14 +140,17 @@ class Dispatcher(Views):
         self._place(ticket, winner, now)
         return True
 
-    def attempt_failed(self, ticket: Ticket, now: float) -> None:
-        """Count a failure that is the fault of the ticket's backend; before `reassign`/`finish`."""
+    def attempt_failed(self, ticket: Ticket, now: float, why: str = "") -> None:
+        """Count a failure that is the fault of the ticket's backend; before `reassign`/`finish`.
+
+        `why` is for whoever hears of the breaker (`tell_breakers`).
+        """
         if ticket.finished:
             raise _finished(ticket)
         row = self._placed(ticket)
         if row is not None and ticket.slot not in ticket.tried:
             ticket.tried += (ticket.slot,)
-            self._bump(row.breaker.failed(ticket.id, now))
+            self._bump(row.breaker.failed(ticket.id, now, why))
 
     def excuse(self, ticket: Ticket) -> None:
         """Note that however the ticket ends now is not its backend's fault."""

@@ -17,11 +17,12 @@ from gateway.edge.upstreams import Upstream
 from gateway.errors import Overloaded, UpstreamError
 from gateway.relay.connection import UpstreamConnection
 from gateway.relay.relay import Relay
-from gateway.relay.tls import reason_of
+from gateway.relay.why import why_unreached
 from gateway.tasks import spawn
 from gateway.telemetry.record import AttemptResult
 
 _log = logging.getLogger("radixgate.exchange")
+_WHY = "request %s: %s: %s"  # id, backend, reason
 _JOIN_BELOW = 16 * 1024  # below this one copy costs less than a second iovec
 _LOOK_BYTES = OPENING_MAX + 8192  # an answer's head and the start of its body
 _OK = (Outcome.OK, AttemptResult.OK)
@@ -76,7 +77,7 @@ class Attempts(Deadlines):
             elif not self.ended:
                 refused = isinstance(error, ssl.SSLError)
                 result = AttemptResult.TLS_FAILED if refused else AttemptResult.CONNECT_FAILED
-                self._next_attempt(result, _reason(error))
+                self._next_attempt(result, why_unreached(error))
             return
         self._waiting = None
         if self.ended:
@@ -135,15 +136,16 @@ class Attempts(Deadlines):
 
     def _next_attempt(self, result: AttemptResult, reason: str) -> None:
         """The attempt surely did not start at the backend: try another, or give up."""
-        handler, ticket = self._handler, self.ticket
-        now = handler.clock()
+        handler, ticket, record = self._handler, self.ticket, self.record
+        now, failed = handler.clock(), record.backend
         self._count_attempt(result)
         if ticket is not None:
-            handler.dispatcher.attempt_failed(ticket, now)
+            handler.dispatcher.attempt_failed(ticket, now, reason)
             if ticket.attempts < handler.max_attempts and handler.dispatcher.reassign(ticket, now):
+                _log.info(_WHY, record.request_id, failed, f"{reason}; another is tried")
                 self._attempt(ticket, now)
                 return
-        _log.warning("request %s: %s: %s", self.record.request_id, self.record.backend, reason)
+        _log.warning(_WHY, record.request_id, failed, reason)
         self.refuse(UpstreamError("The backend could not be reached."))
 
     # --- Relay's owner
@@ -221,14 +223,13 @@ class Attempts(Deadlines):
             if unread:
                 self._next_attempt(AttemptResult.RESET, reason)
                 return
-            self._count_attempt(AttemptResult.RESET)
-            self._backend_failed()
-            self.refuse(UpstreamError("The backend broke off before answering."))
-            return
-        _log.warning("request %s: %s: %s", self.record.request_id, self.record.backend, reason)
+        _log.warning(_WHY, self.record.request_id, self.record.backend, reason)
         self._count_attempt(AttemptResult.RESET)
-        self._backend_failed()
-        self._break_off(relay, Outcome.UPSTREAM_ERROR, "The backend broke off in mid-stream.")
+        self._backend_failed(reason)
+        if relay.started:
+            self._break_off(relay, Outcome.UPSTREAM_ERROR, "The backend broke off in mid-stream.")
+        else:
+            self.refuse(UpstreamError("The backend broke off before answering."))
 
     def _outcome_of_complete(self, relay: Relay) -> Outcome:
         if relay.status >= 300:
@@ -238,9 +239,3 @@ class Attempts(Deadlines):
         if not relay.scanner.terminated(relay.api):
             return Outcome.UPSTREAM_TRUNCATED
         return Outcome.UPSTREAM_ERROR if relay.scanner.reported_error() else Outcome.OK
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, ssl.SSLError):
-        return f"TLS failed: {reason_of(error)}"
-    return "connect timed out" if isinstance(error, TimeoutError) else type(error).__name__

@@ -80,7 +80,7 @@ class Deadlines(Endings):
         if relay is not None and relay.last_at and (not idle_s or now < relay.last_at + idle_s):
             handler.dispatcher.excuse(ticket)  # its answer is long: `timeouts.total_s`
         else:
-            handler.dispatcher.attempt_failed(ticket, now)
+            handler.dispatcher.attempt_failed(ticket, now, "it was silent too long")
 
     def _keepalive(self, now: float) -> float:
         """Break a stream's silence with a comment if configured; return when to look again."""

@@ -179,9 +179,9 @@ class Endings:
         if self._relay is not None:
             self._relay.abort()
 
-    def _backend_failed(self) -> None:
+    def _backend_failed(self, why: str) -> None:
         if self.ticket is not None:
-            self._handler.dispatcher.attempt_failed(self.ticket, self._handler.clock())
+            self._handler.dispatcher.attempt_failed(self.ticket, self._handler.clock(), why)
 
     def _count_attempt(self, result: AttemptResult) -> None:
         """Count how the attempt that runs ended; what comes after its end is not its result."""

@@ -17,7 +17,7 @@ from gateway.edge.client import ClientConnection
 from gateway.edge.http import answer_head
 from gateway.edge.receiver import NEVER
 from gateway.errors import InvalidRequest
-from gateway.relay.tls import reason_of
+from gateway.relay.why import reason_of
 from gateway.telemetry.record import HandshakeResult
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from typing import Any, Protocol, cast
 import httptools
 
 from gateway.relay.heads import AnswerMemo, Headers, without_places
+from gateway.relay.why import why_unreached
 
 _log = logging.getLogger("radixgate.relay")
 _HEAD_MAX = 256 * 1024  # of an answer, interim heads included; engines send 1 KB
@@ -232,7 +233,7 @@ class UpstreamConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Report the loss if a request was in flight."""
-        self._fail(f"connection lost: {type(exc).__name__ if exc else 'closed'}")
+        self._fail(why_unreached(exc) if exc else "connection closed")
         self._release(self, False)
 
     # --- use

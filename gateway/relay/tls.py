@@ -3,8 +3,6 @@
 Must never treat an end without TLS's own goodbye as a proper one: anyone on the way can cut.
 """
 
-import ssl
-
 from gateway.relay.connection import Sink, UpstreamConnection
 
 
@@ -46,12 +44,3 @@ class TlsConnection(UpstreamConnection):
         """
         acked = self._acked()
         return acked is not None and acked == self._acked_before
-
-
-def reason_of(error: Exception) -> str:
-    """Return in words why TLS was not had: OpenSSL's, without its source lines."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"certificate not accepted: {error.verify_message}"
-    if isinstance(error, ssl.SSLError) and error.reason:
-        return error.reason.lower().replace("_", " ")
-    return str(error) or type(error).__name__

@@ -8,11 +8,12 @@ import asyncio
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import aiohttp
 from yarl import URL
 
-from gateway.relay.tls import reason_of
+from gateway.relay.why import why_unreached
 
 
 @dataclass(slots=True, frozen=True)
@@ -81,11 +82,15 @@ class Link:
         except TimeoutError as error:
             raise LinkError(f"no answer within {timeout_s:g} s") from error
         except (aiohttp.ClientConnectorSSLError, aiohttp.ClientConnectorCertificateError) as error:
-            raise LinkError(f"TLS failed: {_reason(error)}") from error
+            raise LinkError(why_unreached(_cause(error))) from error
         except aiohttp.ClientConnectorError as error:
             refused = isinstance(error.os_error, ConnectionRefusedError)
-            raise LinkError("connection failed", refused=refused) from error
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise LinkError(why_unreached(error.os_error), refused=refused) from error
+        except UnicodeError as error:  # a host that no name server can be asked for
+            raise LinkError(why_unreached(error)) from error
+        except (OSError, aiohttp.ServerDisconnectedError) as error:
+            raise LinkError(f"answer broken: {_cut(error)}") from error
+        except (aiohttp.ClientError, ValueError) as error:
             raise LinkError(f"answer broken: {type(error).__name__}") from error
 
     async def close(self) -> None:
@@ -107,9 +112,14 @@ class Link:
             return Answer(response.status, bytes(body), at, started)
 
 
-def _reason(
+def _cause(
     error: aiohttp.ClientConnectorSSLError | aiohttp.ClientConnectorCertificateError,
-) -> str:
+) -> Exception:
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        return reason_of(error.certificate_error)
-    return reason_of(error.os_error)
+        return error.certificate_error
+    return cast("Exception", error.os_error)
+
+
+def _cut(error: Exception) -> str:
+    closed = isinstance(error, aiohttp.ServerDisconnectedError)
+    return "connection closed" if closed else why_unreached(error)

@@ -305,7 +305,7 @@ async def test_d56_a_backend_that_recovered_is_back_after_one_trial(
         assert rig.metric("gateway_backend_breaker_state") == 0
     told = [text for text in caplog.messages if "breaker" in text]
     assert told == [
-        "backend backend-1: breaker open: 3 failures in a row",
+        "backend backend-1: breaker open: 3 failures in a row, the last: upstream_5xx",
         "backend backend-1: breaker half_open: a request is sent as a trial",
         "backend backend-1: breaker closed: it answered",
     ]

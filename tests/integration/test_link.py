@@ -1,6 +1,9 @@
 import asyncio
+import socket
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -110,7 +113,51 @@ async def test_nobody_listening_is_told_apart() -> None:
         await get(1)
 
     assert caught.value.refused
-    assert "127.0.0.1" not in str(caught.value)
+    assert str(caught.value) == "connection refused"
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (socket.gaierror(socket.EAI_NONAME, "unknown"), "host name not found"),
+        (socket.gaierror(socket.EAI_AGAIN, "later"), "no name server answers"),
+        (UnicodeError("label too long"), "host name that cannot be one"),
+    ],
+)
+async def test_a_host_that_is_not_found_is_told_as_such(
+    error: Exception, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unknown(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", unknown, raising=False)
+    link = Link("http://nobody.invalid:80", None, lambda: 5.0)
+    try:
+        with pytest.raises(LinkError, match=why) as caught:
+            await link.get("/x", timeout_s=20.0, max_bytes=1000)
+    finally:
+        await link.close()
+
+    assert not caught.value.refused
+
+
+async def test_a_connection_that_is_closed_or_reset_is_told_as_such() -> None:
+    async def close(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+
+    async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        linger = struct.pack("ii", 1, 0)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+
+    said = []
+    for script in (close, reset):
+        async with raw_server(script) as port:
+            with pytest.raises(LinkError) as caught:
+                await get(port)
+            said.append(str(caught.value))
+
+    assert said == ["answer broken: connection closed", "answer broken: connection reset"]
 
 
 def test_target_does_not_show_its_key() -> None:

@@ -282,3 +282,18 @@ def test_what_is_shown_is_half_open_from_when_a_trial_may_be_sent() -> None:
     assert made.shown(made.retry_at) == "half_open"
     made.sent(7, made.retry_at)
     assert made.shown(made.retry_at) == "half_open"
+
+
+def test_whoever_hears_of_an_opening_hears_why_the_last_request_failed() -> None:
+    told: list[str] = []
+    made = Breaker(Random(3), lambda _state, why: told.append(why))
+    for ident, why in enumerate(["connection reset", "host name not found", "connection refused"]):
+        made.failed(ident, 0.0, why)
+    made.sent(7, made.retry_at)
+    made.failed(7, made.retry_at, "connect timed out")
+
+    assert told == [
+        "3 failures in a row, the last: connection refused",
+        "a request is sent as a trial",
+        "the trial failed: connect timed out",
+    ]

@@ -7,7 +7,6 @@ import argparse
 import ast
 import importlib
 import importlib.util
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 import gateway
+from gateway.cli.output import guarded
 from gateway.config.problems import ConfigErrors
 
 COMMANDS = ("serve", "check", "demo", "replica", "replay", "tune", "explain", "top", "key")
@@ -40,9 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["serve"]:  # it would end a gateway whose imports are not done yet
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    return guarded(lambda: _code(arguments))
+
+
+def _code(arguments: list[str]) -> int:
     try:
-        code = _dispatch(arguments)
-        sys.stdout.flush()
+        return _dispatch(arguments)
     except ConfigErrors as errors:
         print(errors, file=sys.stderr)
         return BAD_USAGE
@@ -50,10 +53,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return end.code if isinstance(end.code, int) else FAILED
     except KeyboardInterrupt:
         return FAILED
-    except BrokenPipeError:  # the reader (head, less) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
-    return code
 
 
 def _dispatch(arguments: list[str]) -> int:

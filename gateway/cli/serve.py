@@ -116,12 +116,21 @@ async def _serve(source: Source, loaded: Loaded, ended: contextlib.ExitStack) ->
         return 1 if isinstance(error, OSError) else 2
     signals.started = True
     if not signals.ended.is_set():
-        print(f"radixgate ready: {app.url}/v1 admin {app.admin_url}", flush=True)
+        _say(f"radixgate ready: {app.url}/v1 admin {app.admin_url}")
     await signals.ended.wait()
     await app.stop(announced=signals.announced)
     installed.close()
     ended.callback(_leave_behind_threads().cancel)
     return 0
+
+
+def _say(line: str) -> None:
+    """Print a line; a disk that is full, or nobody who reads, is no reason not to serve."""
+    try:
+        print(line, flush=True)
+    except OSError:
+        with contextlib.suppress(OSError):
+            print(line, file=sys.stderr, flush=True)
 
 
 def _leave_behind_threads() -> threading.Timer:

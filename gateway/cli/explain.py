@@ -9,10 +9,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 import orjson
 
+from gateway.cli import gateway_url
 from gateway.cli.admin_key import NoAdminKey, add_argument, admin_headers
 from gateway.config.overlay import ADMIN_KEY
 
@@ -22,7 +23,6 @@ _TIMEOUT_S = 30.0
 _TOLD = "="  # before a hit that the engine itself tells
 _NO_ROUTE = ("not_found", None)  # the data listener's answer; a key or model unknown has its param
 _LEAST_TERM = 1e-6  # below the fourth place of any cost
-_DEFAULT_GATEWAY = "http://127.0.0.1:9090"
 
 
 class ExplainError(Exception):
@@ -32,12 +32,7 @@ class ExplainError(Exception):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("request", metavar="REQUEST.json", help="the request's body; - reads stdin")
-    parser.add_argument(
-        "--gateway",
-        metavar="URL",
-        default=_DEFAULT_GATEWAY,
-        help="admin listener of the gateway (default %(default)s)",
-    )
+    gateway_url.add_argument(parser)
     parser.add_argument(
         "--path",
         metavar="PATH",
@@ -85,8 +80,10 @@ def ask(
     Raises:
         ExplainError: the URL is none, nothing answers there, or the answer is a refusal.
     """
-    connection = _connect(gateway)
-    route = urlsplit(gateway).path.rstrip("/") + "/explain"
+    url = _parse(gateway)
+    kind = http.client.HTTPSConnection if url.tls else http.client.HTTPConnection
+    connection = kind(url.host, url.port, timeout=_TIMEOUT_S)
+    route = url.base + "/explain"
     given = {"path": path, "key": key}
     asked = {name: value for name, value in given.items() if value is not None}
     if asked:
@@ -132,16 +129,11 @@ def _body(name: str) -> bytes:
         raise ExplainError(f"cannot read {name}: {error.strerror}") from error
 
 
-def _connect(gateway: str) -> http.client.HTTPConnection:
+def _parse(gateway: str) -> gateway_url.GatewayUrl:
     try:
-        url = urlsplit(gateway)
-        host, port = url.hostname, url.port
-    except ValueError as error:
-        raise ExplainError(f"{gateway} is no URL: {error}") from error
-    if url.scheme not in ("http", "https") or not host:
-        raise ExplainError(f"{gateway} is no URL such as {_DEFAULT_GATEWAY}")
-    kind = http.client.HTTPConnection if url.scheme == "http" else http.client.HTTPSConnection
-    return kind(host, port, timeout=_TIMEOUT_S)
+        return gateway_url.parse(gateway)
+    except gateway_url.NoGatewayUrl as error:
+        raise ExplainError(str(error)) from error
 
 
 def _answer(status: int, text: bytes) -> dict[str, Any]:

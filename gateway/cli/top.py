@@ -15,12 +15,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, M
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
 
-from gateway.cli import numbers
+from gateway.cli import gateway_url, numbers
 from gateway.cli.admin_key import NoAdminKey, add_argument, admin_headers
 from gateway.cli.top_view import BAD, Cell, Line, plain, screen
 from gateway.config.overlay import ADMIN_KEY
@@ -32,7 +31,6 @@ keys: q or Ctrl-C quits
 piped or with --once it prints one table and exits; with --interval it goes on
 exit codes: 0 ok, 1 failed, 2 bad usage"""
 
-_DEFAULT_GATEWAY = "http://127.0.0.1:9090"
 _FIRST_DELAY_S, _LAST_DELAY_S = 1.0, 10.0
 _CONNECT_S = 10.0
 _SILENCE_S = 15.0  # a gateway tells something every second
@@ -51,12 +49,7 @@ class Lost(TopError):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument(
-        "--gateway",
-        metavar="URL",
-        default=_DEFAULT_GATEWAY,
-        help="admin listener of the gateway (default %(default)s)",
-    )
+    gateway_url.add_argument(parser)
     add_argument(parser)
     parser.add_argument("--once", action="store_true", help="print the figures once, as plain text")
     parser.add_argument(
@@ -295,10 +288,6 @@ def _said(error: BaseException) -> str:
 
 def _events_url(gateway: str) -> str:
     try:
-        url = urlsplit(gateway)
-        host, _ = url.hostname, url.port
-    except ValueError as error:
-        raise TopError(f"{gateway} is no URL: {error}") from error
-    if url.scheme not in ("http", "https") or not host:
-        raise TopError(f"{gateway} is no URL such as {_DEFAULT_GATEWAY}")
-    return gateway.rstrip("/") + "/events"
+        return gateway_url.parse(gateway).text + "/events"
+    except gateway_url.NoGatewayUrl as error:
+        raise TopError(str(error)) from error

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
+from urllib.parse import urlsplit
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -48,6 +49,7 @@ _OPERATIONS = {
     "/v1/embeddings": "embeddings",
 }
 _FINE = frozenset({AttemptResult.OK, AttemptResult.ABORTED})
+_NO_URL = "an address that is no URL"
 _Attributes = dict[str, str | bool | int | float]
 
 
@@ -60,10 +62,13 @@ class Exporter:
         resource: Resource,
         sampler: Sampler,
         *,
+        to: str = "",
         max_traces: int = _MAX_TRACES,
         pause_s: float = _PAUSE_S,
     ) -> None:
+        """`to` is the collector's URL; its credentials are never shown."""
         self.dropped = 0
+        self._collector = f"the collector of traces at {shown(to)}"
         self._exporter = exporter
         self._sampler = sampler
         self._spans = Spans(resource)
@@ -88,7 +93,9 @@ class Exporter:
         provider = TracerProvider(resource=resource, sampler=sampler, shutdown_on_exit=False)
         url = settings.endpoint
         endpoint = None if url is None else url.rstrip("/") + "/v1/traces"
-        return cls(OTLPSpanExporter(endpoint=endpoint), provider.resource, provider.sampler)
+        exporter = OTLPSpanExporter(endpoint=endpoint)
+        to = endpoint or str(getattr(exporter, "_endpoint", ""))  # as the variables have it
+        return cls(exporter, provider.resource, provider.sampler, to=to)
 
     def sampled(self, parent: Parent | None, trace_id: int) -> bool:
         """Return whether a request is traced."""
@@ -118,8 +125,8 @@ class Exporter:
             last = self._drain(traces)
             self._send(traces)
             if self.dropped > told:
-                _log.warning("%d traces dropped so far: the collector is too slow", self.dropped)
                 told = self.dropped
+                _log.warning("%d traces dropped so far: %s is too slow", told, self._collector)
             if last:
                 return
             self._closing.wait(self._pause_s)
@@ -139,12 +146,22 @@ class Exporter:
             spans = [span for trace in traces for span in self._spans.of(trace)]
             taken = self._exporter.export(spans) is SpanExportResult.SUCCESS
         except Exception as error:  # noqa: BLE001 - traces are lost, never the thread
-            _log.warning("traces were not sent: %s", type(error).__name__)
+            _log.warning("traces were not sent to %s: %s", self._collector, type(error).__name__)
             taken = False
         if taken == self._failing:
             self._failing = not taken
             tell = _log.info if taken else _log.warning
-            tell("the collector of traces %s", "is back" if taken else "does not take them")
+            tell("%s %s", self._collector, "is back" if taken else "does not take them")
+
+
+def shown(url: str) -> str:
+    """Return a URL as the log may show it: without user, password, query and fragment."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return _NO_URL
+    host = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{host}{parts.path}" if host else _NO_URL
 
 
 class Spans:

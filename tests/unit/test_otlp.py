@@ -14,7 +14,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from gateway.config.schema import TracesConfig
 from gateway.core.types import Outcome
 from gateway.telemetry import otlp
-from gateway.telemetry.otlp import Exporter, Spans
+from gateway.telemetry.otlp import Exporter, Spans, shown
 from gateway.telemetry.record import AttemptResult, RequestRecord
 from gateway.telemetry.traces import Trace
 
@@ -211,18 +211,34 @@ def test_a_collector_that_is_gone_is_told_of_once_and_when_it_is_back(
     stuck.answers = [failure, RuntimeError("no"), failure, SpanExportResult.SUCCESS]
     stuck.go.set()
     with caplog.at_level(logging.INFO, "radixgate.traces"):
-        exporter = Exporter(stuck, Resource({}), ALWAYS_ON, pause_s=0)
+        to = "https://user:secret@collector:4318/v1/traces?token=secret"
+        exporter = Exporter(stuck, Resource({}), ALWAYS_ON, to=to, pause_s=0)
         for _ in range(4):
             exporter.put(finished())
             assert stuck.left.acquire(timeout=30)
         exporter.close()
 
     told = [record.getMessage() for record in caplog.records]
+    collector = "the collector of traces at https://collector:4318/v1/traces"
     assert told == [
-        "the collector of traces does not take them",
-        "traces were not sent: RuntimeError",
-        "the collector of traces is back",
+        f"{collector} does not take them",
+        f"traces were not sent to {collector}: RuntimeError",
+        f"{collector} is back",
     ]
+
+
+@pytest.mark.parametrize(
+    ("url", "seen"),
+    [
+        ("http://127.0.0.1:4318/v1/traces", "http://127.0.0.1:4318/v1/traces"),
+        ("https://u:p@[::1]:1/a?key=k#f", "https://[::1]:1/a"),
+        ("", "an address that is no URL"),
+        ("secret", "an address that is no URL"),
+        ("http://[::1", "an address that is no URL"),
+    ],
+)
+def test_a_collectors_address_is_shown_without_what_lets_one_in(url: str, seen: str) -> None:
+    assert shown(url) == seen
 
 
 def test_a_clients_decision_is_kept_and_the_share_is_of_our_own() -> None:
@@ -252,6 +268,10 @@ def test_the_configuration_comes_before_the_variables(monkeypatch: pytest.Monkey
     assert found == [
         ("http://127.0.0.1:1/base/v1/traces", "by-variable"),
         ("http://127.0.0.1:2/v1/traces", "named"),
+    ]
+    assert [each._collector.rpartition(" ")[2] for each in (by_variable, by_file)] == [
+        "http://127.0.0.1:1/base/v1/traces",
+        "http://127.0.0.1:2/v1/traces",
     ]
     assert not by_variable.sampled(None, 1)
     assert by_file.sampled(None, 1)

@@ -5,9 +5,11 @@ health probes know better which backends are there. Must never block the loop on
 """
 
 import asyncio
+import logging
 import random
 import socket
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from gateway.config.forms import split_address
@@ -16,6 +18,7 @@ from gateway.config.schema import BackendConfig
 from gateway.discovery.source import Settings, Told, pause
 from gateway.extras import load_dns
 
+_log = logging.getLogger("radixgate.discovery")
 _FAMILIES = {"any": socket.AF_UNSPEC, "ipv4": socket.AF_INET, "ipv6": socket.AF_INET6}
 _LOOKUP_S = 5.0  # as long as a resolver waits for one server by custom
 _AT_ONCE = 16
@@ -24,6 +27,21 @@ _DNS_PORT = 53
 
 class Unknown(Exception):
     """A look-up that gave nothing; the message says of what and why."""
+
+
+Target = tuple[str, int]
+"""Host and port."""
+
+
+@dataclass(slots=True, frozen=True)
+class Services:
+    """The targets of an SRV name: groups of one priority each, the best (lowest) first.
+
+    `weighted` = in some group, one is to take more than another.
+    """
+
+    groups: list[list[Target]]
+    weighted: bool = False
 
 
 class Resolver:
@@ -45,22 +63,21 @@ class Resolver:
         found = await _asked(name, resolver.resolve_name(name, family=family, lifetime=_LOOKUP_S))
         return sorted(set(found.addresses()))
 
-    async def services(self, name: str) -> list[tuple[str, int]]:
-        """Return host and port of every target of the best priority.
+    async def services(self, name: str) -> Services:
+        """Return the targets of an SRV name.
 
         Raises:
             Unknown: there is none, or nobody says.
         """
         resolve, resolver = await self._asker()
         looking = resolver.resolve(name, resolve.rdatatype.SRV, search=True, lifetime=_LOOKUP_S)
-        records = list(await _asked(name, looking))
-        best = min(record.priority for record in records)
-        targets = {
-            (record.target.to_text(omit_final_dot=True), record.port)
-            for record in records
-            if record.priority == best
-        }
-        return sorted(target for target in targets if target[0] not in {"", "."})
+        groups: dict[int, dict[Target, int]] = {}
+        for record in await _asked(name, looking):
+            host = record.target.to_text(omit_final_dot=True)
+            if host not in ("", "."):  # "decidedly not available at this domain" (RFC 2782)
+                groups.setdefault(record.priority, {})[host, record.port] = record.weight
+        weighted = any(len(set(group.values())) > 1 for group in groups.values())
+        return Services([sorted(groups[priority]) for priority in sorted(groups)], weighted)
 
     async def _asker(self) -> tuple[Any, Any]:
         """Return dnspython and a resolver of it; the system's settings may have changed."""
@@ -130,10 +147,11 @@ class DnsSource:
 
 
 class SrvSource:
-    """Every address of every target of the listing's `srv` name.
+    """Every address of every target of the listing's `srv` name, of the best priority that has any.
 
     Addresses and not names are the backends, so that one that moved is another backend at once. A
-    target whose address is not known at the moment keeps the ones it had.
+    target whose address is not known at the moment keeps the ones it had. Weights are told of and not
+    used: how much a backend takes is learnt from how fast it answers.
     """
 
     def __init__(
@@ -144,6 +162,8 @@ class SrvSource:
         self._settings = settings
         self._rng = rng
         self._held: dict[str, list[str]] = {}
+        self._weighted = False
+        self._spare = False
 
     async def follow(self, told: Told) -> None:
         """Report the targets' addresses now and after every look-up."""
@@ -156,16 +176,39 @@ class SrvSource:
                 told.found(_members(places))
             await pause(self._settings().interval_s, self._rng)
 
-    async def _places(self) -> list[tuple[str, int]]:
-        targets = await self._resolver.services(self._listing.srv or "")
-        gate = asyncio.Semaphore(_AT_ONCE)
-        names = dict.fromkeys(host for host, _ in targets)
-        looked_up = await asyncio.gather(*(self._addresses(name, gate) for name in names))
-        self._held = dict(zip(names, looked_up, strict=True))
-        places = [(host, port) for name, port in targets for host in self._held[name]]
-        if targets and not places:
+    async def _places(self) -> list[Target]:
+        services = await self._resolver.services(self._listing.srv or "")
+        self._note_weights(services.weighted)
+        held: dict[str, list[str]] = {}
+        places: list[Target] = []
+        for number, group in enumerate(services.groups):
+            held |= await self._looked_up(group)
+            places = [(host, port) for name, port in group for host in held[name]]
+            if places:
+                self._note_spare(number > 0)
+                break
+        self._held = held
+        if services.groups and not places:
             raise Unknown(f"no target of {self._listing.srv} has a known address")
         return places
+
+    async def _looked_up(self, group: Iterable[Target]) -> dict[str, list[str]]:
+        gate = asyncio.Semaphore(_AT_ONCE)
+        names = dict.fromkeys(host for host, _ in group)
+        found = await asyncio.gather(*(self._addresses(name, gate) for name in names))
+        return dict(zip(names, found, strict=True))
+
+    def _note_weights(self, weighted: bool) -> None:
+        if weighted and not self._weighted:
+            text = "the weights of %s are not used: what each backend can take is measured"
+            _log.info(text, self._listing.srv)
+        self._weighted = weighted
+
+    def _note_spare(self, spare: bool) -> None:
+        if spare and not self._spare:
+            text = "no target of the best priority of %s has a known address: the next is used"
+            _log.warning(text, self._listing.srv)
+        self._spare = spare
 
     async def _addresses(self, name: str, gate: asyncio.Semaphore) -> list[str]:
         async with gate:

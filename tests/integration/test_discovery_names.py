@@ -12,7 +12,7 @@ import pytest
 from gateway.config.discovery import DiscoveryConfig
 from gateway.config.groups import Members
 from gateway.config.schema import BackendConfig
-from gateway.discovery.names import DnsSource, Resolver, SrvSource, Unknown
+from gateway.discovery.names import DnsSource, Resolver, Services, SrvSource, Unknown
 from gateway.discovery.source import Source
 from tests.integration.discovery_rig import SRV, NameServer, naming
 
@@ -101,21 +101,50 @@ async def test_a_name_nobody_knows_is_a_failure_that_says_so(
         await resolver.services("v.internal")
 
 
-async def test_only_the_best_priority_of_an_srv_name_counts(server: NameServer) -> None:
+@pytest.mark.parametrize(("weights", "weighted"), [((60, 40), True), ((60, 60), False)])
+async def test_targets_are_grouped_by_priority_the_best_first(
+    weights: tuple[int, int], weighted: bool, server: NameServer
+) -> None:
     server.records[SRV, "SRV"] = [
         "20 0 8000 spare.v.internal.",
-        "10 60 8001 b.v.internal.",
-        "10 40 8000 a.v.internal.",
+        f"10 {weights[0]} 8001 b.v.internal.",
+        f"10 {weights[1]} 8000 a.v.internal.",
     ]
     services = await _resolver(server).services(SRV)
 
-    assert services == [("a.v.internal", 8000), ("b.v.internal", 8001)]
+    best = [("a.v.internal", 8000), ("b.v.internal", 8001)]
+    assert services == Services([best, [("spare.v.internal", 8000)]], weighted)
+
+
+async def test_the_best_priority_is_taken_alone_and_the_next_only_while_it_has_nobody(
+    server: NameServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "radixgate.discovery")
+    server.records[SRV, "SRV"] = ["10 60 1 a.v.internal.", "10 40 2 b.v.internal.", "20 0 3 spare."]
+    server.has("spare.", "10.0.0.9")
+    source = SrvSource(
+        BackendConfig(name="pool", srv=SRV), _resolver(server), _settings, random.Random(1)
+    )
+    async with following(source) as ear:
+        await ear.until(["http://10.0.0.9:3"])
+        server.has("b.v.internal.", "10.0.0.2")
+        await ear.until(["http://10.0.0.2:2"])
+        server.lacks("b.v.internal.")  # it keeps what it had: name servers restart
+        server.has("a.v.internal.", "10.0.0.1")
+        await ear.until(["http://10.0.0.1:1", "http://10.0.0.2:2"])
+        server.records[SRV, "SRV"] = ["20 0 3 spare."]
+        await ear.until(["http://10.0.0.9:3"])
+
+    assert caplog.messages == [
+        f"the weights of {SRV} are not used: what each backend can take is measured",
+        f"no target of the best priority of {SRV} has a known address: the next is used",
+    ]
 
 
 async def test_a_root_target_says_that_there_is_no_service(server: NameServer) -> None:
     server.records[SRV, "SRV"] = ["0 0 0 ."]
 
-    assert await _resolver(server).services(SRV) == []
+    assert await _resolver(server).services(SRV) == Services([])
 
 
 async def test_a_dns_source_follows_the_addresses_and_tells_failures(server: NameServer) -> None:

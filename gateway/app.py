@@ -16,7 +16,7 @@ from aiohttp import web
 import gateway
 from gateway import tasks
 from gateway.collector import Collector, keep_tidy
-from gateway.config.backends import Names, backends_of
+from gateway.config.backends import backends_of
 from gateway.config.build import core_settings
 from gateway.config.diff import changes
 from gateway.config.groups import Found, changed_names, expand
@@ -26,7 +26,6 @@ from gateway.config.schema import Config
 from gateway.config.secrets import admin_digests
 from gateway.core.prompter import BytePrompter
 from gateway.core.queued import QueuedDispatcher
-from gateway.core.settings import CoreSettings
 from gateway.discovery.discovery import Discovery
 from gateway.edge.admin import AdminContext, ReloadResult, build_admin
 from gateway.edge.admin_connections import AdminConnections
@@ -41,6 +40,7 @@ from gateway.following import Following
 from gateway.journals import Journals
 from gateway.prompt.shelf import Tokenizers
 from gateway.reloaded import ConfigFile, changed_secrets, log_changes
+from gateway.roster import Roster
 from gateway.source import Source
 from gateway.state import State
 from gateway.stopping import Stopping
@@ -57,7 +57,6 @@ _FIRST_ROUND_S = 2.0
 _HOUSEKEEPING_S = 1.0
 _CERTIFICATES_S = 5.0
 _RESTORE_S = 3.0  # spent on a saved state before listening; the rest of it comes later
-_LOADING_S = 600.0  # how long a backend that never told its models makes an unknown one a 503
 
 
 class App:
@@ -75,13 +74,12 @@ class App:
         self._found: Found = {}  # the backends behind every group, as they are applied
         self._discovery = Discovery(self._rng, os.environ)
         self._file = ConfigFile(source.path, lambda: self.config.reload)
-        self._unknown: list[str] = []  # top-level backends that have not told their models
         self._certificates = Certificates(
             Handshakes(lambda result: self.telemetry.handshake(result), self._clock),  # noqa: PLW0108 - `start` makes it
             lambda result: self.telemetry.certificate(result),  # noqa: PLW0108 - same
         )
         self.config = self._started_with = loaded.config
-        self.started_at = self._awaited_since = self._clock()
+        self.started_at = self._clock()
 
     async def start(self) -> Self:
         """Build everything, listen, and wait for the first word of the backends (at most 2 s)."""
@@ -121,6 +119,7 @@ class App:
                 rng=self._rng,
             )
         )
+        self._roster = Roster(self._catalog, self.handler, self.telemetry, self._logs, self._clock)
         self._journals.listen_to(self.handler, self.telemetry)
         self._listener = Listener(self.handler, config.limits, config.timeouts, self._clock)
         self._stopping = Stopping(self.handler, self._listener, lambda: self._server.close())  # noqa: PLW0108 - `_listen` makes it
@@ -137,7 +136,7 @@ class App:
         self.dispatcher.tell_breakers(self._watch.breaker_changed)
         self._following = Following(self.dispatcher, self._state.salt, self._clock)
         self._following.apply(config, self._tokenizers.prompters(config))
-        self._publish(config, settings)
+        self._roster.publish(config, settings)
         await self._watch.start()
         await self._watch.first_round(_FIRST_ROUND_S)
         self._fit_blocks()
@@ -305,7 +304,7 @@ class App:
                     self.dispatcher.forget_prefixes(model.name)
         self._following.apply(expanded, prompters)
         if config is not self.config:
-            self._awaited_since = self._clock()
+            self._roster.await_anew()
         self.config = config
         self._admin_keys = admin_keys
         self._found = found
@@ -315,7 +314,7 @@ class App:
         self._state.apply(expanded.state)
         self._limit_clients(expanded)
         self._watch.set_targets(targets, pace_of(expanded))
-        self._publish(expanded, settings)
+        self._roster.publish(expanded, settings)
         for what, name in changed_names(before, expanded):
             _log.info("backend %s %s", name, what)
 
@@ -330,31 +329,7 @@ class App:
         config = self._expanded(self.config)
         settings = core_settings(config, served)
         self.dispatcher.apply(settings, self._clock())
-        self._publish(config, settings)
-
-    def _publish(self, config: Config, settings: CoreSettings) -> None:
-        """Tell everything that shows names which there are."""
-        self._catalog.configure(settings.models, [model.name for model in config.models])
-        names = Names(config)
-        self._unknown = [
-            name for name in map(names.of, config.backends) if not self._catalog.knows(name)
-        ]
-        self._note_awaited()
-        self.telemetry.set_labels(
-            [cls.name for cls in settings.classes],
-            [model.name for model in settings.models],
-            [backend.name for backend in settings.backends],
-            [key.name for key in config.keys],
-            {cls.name: (cls.slo.ttft_s, cls.slo.tpot_s) for cls in settings.classes},
-        )
-        if self._logs is not None:
-            self._logs.apply(config.log)
-            self.telemetry.log = self._logs.access
-
-    def _note_awaited(self) -> None:
-        """Say whether a model nobody has told of may yet turn up: engines load for minutes."""
-        waited = self._clock() - self._awaited_since
-        self.handler.awaiting_models = bool(self._unknown) and waited < _LOADING_S
+        self._roster.publish(config, settings)
 
     def _expanded(self, config: Config) -> Config:
         return expand(config, self._found)
@@ -384,7 +359,7 @@ class App:
             await asyncio.sleep(_HOUSEKEEPING_S)
             self._upstreams.expire(self._clock())
             self.handler.turn_day()
-            self._note_awaited()
+            self._roster.note_awaited()
             self._fit_blocks()
             await self._state.settle(_HOUSEKEEPING_S)
 

@@ -99,6 +99,7 @@ class App:
         self.telemetry = Telemetry(self.dispatcher, clock=self._clock, version=gateway.__version__)
         self.telemetry.page.losses = self._journals.losses
         self.telemetry.page.sources = self._discovery.statuses
+        self.telemetry.page.certificates = self._certificates.expiries
         self._collector = Collector(self.telemetry.collector_pause)
         self._catalog = Catalog(time)
         self._upstreams = Upstreams()

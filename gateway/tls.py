@@ -8,14 +8,17 @@ import logging
 import os
 import ssl
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TypeVar
+from dataclasses import dataclass
+from math import inf
+from time import time  # noqa: TID251 - certificates have dates
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from gateway.config.backends import backends_of
 from gateway.config.problems import ConfigErrors, ConfigProblem
 from gateway.config.schema import BackendConfig, BackendTlsConfig, Config, ListenTlsConfig
+from gateway.config.validity import Validity, validity_of
 from gateway.edge.tls import Handshakes, ListenerContext
 
 _log = logging.getLogger("radixgate.tls")
@@ -28,26 +31,61 @@ _Context = TypeVar("_Context", bound=ssl.SSLContext)
 
 
 class CertificateFault(ValueError):
-    """A file that cannot be used; the message names its key, its path and the reason."""
+    """A file that cannot be used; the message names its key, its path and the reason.
+
+    `again_at` is the Unix time from which the same file may do.
+    """
+
+    def __init__(self, message: str, again_at: float = inf) -> None:
+        super().__init__(message)
+        self.again_at = again_at
+
+
+class Use(NamedTuple):
+    """What a certificate is for: `side` is listener or backend, `backend` which listing's."""
+
+    side: str
+    backend: str = ""
+
+    def __str__(self) -> str:
+        return "listen.tls" if self.side == LISTENER else f"backend {self.backend} tls"
+
+
+LISTENER, BACKEND = "listener", "backend"
 
 
 @dataclass(slots=True)
 class _Held:
-    """A context with the stamp of the files it was made of; `broken`: of newer, unusable ones."""
+    """A context with the stamp of the files it was made of.
+
+    `broken` is the stamp of newer, unusable ones, which are looked at again from `again_at` on;
+    `told` what was last said about the certificate's dates.
+    """
 
     context: ssl.SSLContext
     stamp: _Stamp
-    broken: _Stamp | None = field(default=None)
+    validity: Validity | None
+    broken: _Stamp | None = None
+    again_at: float = inf
+    told: str | None = None
 
 
 class Certificates:
     """The contexts of one gateway, by their settings: backends that say the same share one."""
 
-    def __init__(self, handshakes: Handshakes, count: Callable[[str], None]) -> None:
-        """`count` hears `ok` or `failed` for each set of changed files."""
+    def __init__(
+        self,
+        handshakes: Handshakes,
+        count: Callable[[str], None],
+        date: Callable[[], float] = time,
+    ) -> None:
+        """`count` hears `ok` or `failed` for each set of changed files; `date` is Unix seconds."""
         self._handshakes = handshakes
         self._count = count
+        self._date = date
         self._held: dict[Settings, _Held] = {}
+        self._uses: Mapping[Use, Settings] = {}
+        self._begun = False
 
     @property
     def any(self) -> bool:
@@ -57,44 +95,72 @@ class Certificates:
     def read(self, config: Config) -> None:
         """Make what `config` needs and is not held yet, or was made of other files; blocking.
 
+        A certificate that is out of date is taken by the first call only: a gateway that starts had
+        better serve with it than not at all, one that runs had better go on with what it has.
+
         Raises:
             ConfigErrors: a file cannot be used. What is held stays.
         """
         made: dict[Settings, _Held] = {}
-        for where, settings in _wanted(config).items():
+        uses = _wanted(config)
+        for use, settings in uses.items():
             held = self._held.get(settings)
             if held is None or held.stamp != _stamp(settings):
                 try:
-                    held = self._make(settings)
+                    held = self._make(settings, held, strict=self._begun)
                 except CertificateFault as fault:
                     key, _, reason = str(fault).partition(": ")
-                    problem = ConfigProblem(where, None, key, reason, "expected usable PEM files")
+                    problem = ConfigProblem(
+                        str(use), None, key, reason, "expected usable PEM files"
+                    )
                     raise ConfigErrors([problem]) from None
             made[settings] = held
-        self._held = made
+        self._held, self._uses, self._begun = made, uses, True
 
     def refresh(self) -> bool:
         """Take changed files; return whether any context is another. Blocking.
 
-        Files that cannot be used are logged and counted once, and the old context stays.
+        Files that cannot be used are logged and counted once, and the old context stays: also a
+        certificate that has expired, or is not valid yet, which is taken as soon as it is.
         """
         changed = False
-        for settings, held in self._held.items():
-            stamp = _stamp(settings)
-            if stamp in (held.stamp, held.broken):
-                continue
-            try:
-                fresh = self._make(settings)
-            except CertificateFault as fault:
-                held.broken = stamp
-                self._count("failed")
-                _log.error("the old certificate stays in force: %s", fault)
-                continue
-            held.context, held.stamp, held.broken = fresh.context, fresh.stamp, None
-            changed = True
-            self._count("ok")
-            _log.info("new certificate in force: %s", _shown(settings))
+        for settings, held in list(self._held.items()):
+            changed = self._renew(settings, held) or changed
+            self._tell_dates(settings, held)
         return changed
+
+    def _renew(self, settings: Settings, held: _Held) -> bool:
+        stamp, now = _stamp(settings), self._date()
+        if stamp == held.stamp or (stamp == held.broken and now < held.again_at):
+            return False
+        try:
+            fresh = self._make(settings, held, strict=True)
+        except CertificateFault as fault:
+            held.broken, held.again_at = stamp, fault.again_at
+            self._count("failed")
+            _log.error("the old certificate stays in force: %s", fault)
+            return False
+        held.context, held.stamp, held.validity = fresh.context, fresh.stamp, fresh.validity
+        held.broken, held.again_at = None, inf
+        self._count("ok")
+        _log.info("new certificate in force: %s", _shown(settings))
+        return True
+
+    def _tell_dates(self, settings: Settings, held: _Held) -> None:
+        """Say once when a certificate will end soon, and once when it has."""
+        warning = None if held.validity is None else held.validity.warning(self._date())
+        kind = warning and warning.split(" on ")[0]
+        if warning is not None and kind != held.told:
+            _log.warning("%s: %s", settings.cert, warning)
+        held.told = kind
+
+    def expiries(self) -> list[tuple[str, str, float]]:
+        """Return side, backend and the Unix time of the end of each certificate that is shown."""
+        return [
+            (*use, held.validity.ends)
+            for use, settings in self._uses.items()
+            if (held := self._held.get(settings)) is not None and held.validity is not None
+        ]
 
     def listener(self, config: Config) -> ssl.SSLContext | None:
         """Return the data listener's context; None = plain HTTP."""
@@ -113,11 +179,25 @@ class Certificates:
             held = self._held[settings] = self._make(settings)
         return held.context
 
-    def _make(self, settings: Settings) -> _Held:
+    def _make(self, settings: Settings, old: _Held | None = None, *, strict: bool = False) -> _Held:
+        """Read the files; `strict` = one out of date is refused, unless what is held is so too."""
         stamp = _stamp(settings)  # before: a file that changes meanwhile is read again
+        validity = None if settings.cert is None else validity_of(settings.cert)
         if isinstance(settings, ListenTlsConfig):
-            return _Held(listener_context(settings, self._handshakes), stamp)
-        return _Held(backend_context(settings), stamp)
+            context: ssl.SSLContext = listener_context(settings, self._handshakes)
+        else:
+            context = backend_context(settings)
+        if strict and validity is not None:
+            self._check_dates(settings, validity, old)
+        return _Held(context, stamp, validity)
+
+    def _check_dates(self, settings: Settings, validity: Validity, old: _Held | None) -> None:
+        now = self._date()
+        fault = validity.fault(now)
+        worn = old is not None and old.validity is not None and old.validity.fault(now) is not None
+        if fault is not None and not worn:
+            again_at = validity.begins if validity.early(now) else inf
+            raise CertificateFault(f"cert: {settings.cert}: {fault}", again_at)
 
 
 def listener_context(settings: ListenTlsConfig, handshakes: Handshakes) -> ListenerContext:
@@ -201,16 +281,16 @@ def _readable(key: str, path: str) -> None:
         raise CertificateFault(f"{key}: {path} cannot be read: {error.strerror}") from None
 
 
-def _wanted(config: Config) -> Mapping[str, Settings]:
-    """Return the settings that need a context, by where they stand."""
-    found: dict[str, Settings] = {}
+def _wanted(config: Config) -> Mapping[Use, Settings]:
+    """Return the settings that need a context, by what it is for."""
+    found: dict[Use, Settings] = {}
     if config.listen.tls is not None:
-        found["listen.tls"] = config.listen.tls
+        found[Use(LISTENER)] = config.listen.tls
     for backend in backends_of(config):
         secure = (backend.url or "").lower().startswith(_HTTPS)
         group = backend.url is None and (backend.tls is not None or backend.file is not None)
         if secure or group:  # those of a file may be of either kind
-            found[f"backend {backend.name} tls"] = _shared(backend.tls or _PLAIN)
+            found[Use(BACKEND, backend.name or "")] = _shared(backend.tls or _PLAIN)
     return found
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gateway.config.backends import Names, occurrences
 from gateway.config.crosscheck import cross_check
-from gateway.config.files import warn_of_absent
+from gateway.config.files import warn_of_files
 from gateway.config.installed import warn_of_missing
 from gateway.config.overlay import lay_backends, lay_env, lay_overrides
 from gateway.config.problems import ConfigErrors, ConfigProblem, Report, Where
@@ -55,7 +55,7 @@ def load(
     cross_check(config, validator.places, top, report)
     report.raise_any()
     _warn(config, validator.places, env, top, report)
-    warn_of_absent(config, validator.places, top, report)
+    warn_of_files(config, validator.places, top, report)
     warn_of_missing(config, validator.places, top, report)
     origins = {key: str(where) for key, where in validator.places.items()}
     return Loaded(config, origins, tuple(report.warnings))

@@ -122,6 +122,13 @@ CERTIFICATES = Family(
     "Changed certificate files, taken or found unusable.",
     "some changed",
 )
+CERTIFICATE_ENDS = Family(
+    "gateway_tls_certificate_expiry_timestamp_seconds",
+    "gauge",
+    ("side", "backend"),
+    "When a certificate of ours ends, Unix time: `listener`'s or the one a `backend` is shown.",
+    "`listen.tls` is set, or a backend's `tls.cert`",
+)
 ADMIN_REFUSALS = Family(
     "gateway_admin_refusals_total",
     "counter",
@@ -229,6 +236,7 @@ FAMILIES: tuple[Family, ...] = (
     RELOADS,
     HANDSHAKES,
     CERTIFICATES,
+    CERTIFICATE_ENDS,
     ADMIN_REFUSALS,
     *(family for family, _ in BACKENDS),
     *(family for family, _ in FOLLOWED),

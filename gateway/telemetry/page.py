@@ -74,7 +74,8 @@ class Page:
     """Renders what it was handed; `clock` gives monotonic seconds.
 
     `losses` returns what each file of the gateway's could not take, for those that are written;
-    `sources` how each listing of backends does, for those that are not fixed.
+    `sources` how each listing of backends does, for those that are not fixed; `certificates` side,
+    backend and Unix time of the end of each that is shown to others.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Page:
         self._clock = clock
         self.losses: Callable[[], Mapping[str, int]] = dict
         self.sources: Callable[[], Iterable[SourceStatus]] = tuple
+        self.certificates: Callable[[], Iterable[tuple[str, str, float]]] = tuple
         self._info = labels(("version", "python"), (version, platform.python_version()))
 
     def pieces(self) -> Iterator[str]:
@@ -166,10 +168,15 @@ class Page:
         for family, words in (
             (f.HANDSHAKES, had.handshakes),
             (f.CERTIFICATES, had.certificates),
-            (f.ADMIN_REFUSALS, had.admin_refusals),
         ):
             if words.counts:
                 yield _words(family, words)
+        if ends := [
+            (labels(f.CERTIFICATE_ENDS.labels, key), at) for *key, at in self.certificates()
+        ]:
+            yield _table(f.CERTIFICATE_ENDS, ends)
+        if had.admin_refusals.counts:
+            yield _words(f.ADMIN_REFUSALS, had.admin_refusals)
 
     def _gauges(self) -> Iterator[str]:
         now, source = self._clock(), self._source

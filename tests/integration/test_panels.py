@@ -97,6 +97,7 @@ async def test_every_query_finds_its_series_on_a_live_page(tmp_path: Path) -> No
         app.dispatcher.follow("a", EventSpec("tiny", 1, 16))
         app.telemetry.fallback("unrenderable")  # what it takes a tokenizer to see
         app.telemetry.certificate("ok")
+        app.telemetry.page.certificates = lambda: [("listener", "", 2e9)]
         async with session.get(f"{app.admin_url}/metrics") as answer:
             page = await answer.text()
     shown = Shown.of(page, VALUES)

@@ -1,6 +1,7 @@
 """TLS on the data listener: handshakes, certificates, their renewal, and the ends of connections."""
 
 import asyncio
+import datetime as dt
 import logging
 import socket
 import ssl
@@ -56,9 +57,10 @@ async def secure(
     *scripts: Script,
     clients: Authority | None = None,
     more: str = "",
+    days: int = 1,
 ) -> AsyncIterator[TlsRig]:
     """Run a gateway under TLS whose certificate `authority` has made, before plain backends."""
-    cert = authority.issue("server")
+    cert = authority.issue("server", days=days)
     context = client_context(authority)
     async with (
         backends_of(*scripts or (ok_chat,)) as backends,
@@ -136,12 +138,28 @@ async def test_a_client_that_believes_another_authority_is_counted(
 async def test_a_client_sees_that_the_certificate_has_expired(
     tmp_path: Path, authority: Authority
 ) -> None:
-    async with secure(tmp_path, authority) as rig:
-        authority.issue("server", days=-1)
-        await rig.app.renew_certificates()
+    async with secure(tmp_path, authority, days=-1) as rig:
         with pytest.raises(ssl.SSLCertVerificationError, match="certificate has expired"):
             await asyncio.to_thread(blocking_handshake, rig)
         await eventually(lambda: handshakes(rig, "refused_by_client") == 1, 20)
+
+
+async def test_when_the_certificate_ends_is_a_metric_and_a_reload_does_not_take_one_that_has(
+    tmp_path: Path, authority: Authority
+) -> None:
+    name = "gateway_tls_certificate_expiry_timestamp_seconds"
+    async with secure(tmp_path, authority) as rig:
+        old, ends = serial(await rig.connect()), rig.metric(name, side="listener")
+        assert 0 < ends - dt.datetime.now(dt.UTC).timestamp() <= 86_400
+        authority.issue("server", days=-1)
+        result = await rig.app.reload()
+        assert not result.ok
+        assert "listen.tls: cert: " in result.problems[0]
+        assert "the certificate expired on " in result.problems[0]
+        assert serial(await rig.connect()) == old
+        authority.issue("server", days=2)
+        assert (await rig.app.reload()).ok
+        assert rig.metric(name, side="listener") > ends + 43_200
 
 
 async def test_without_its_certificate_a_client_is_told_that_one_is_wanted(

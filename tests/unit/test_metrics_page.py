@@ -75,6 +75,7 @@ def full(rig: Rig) -> None:
     rig.telemetry.finished(STREAM)
     rig.telemetry.fallback("no_prompt")
     rig.telemetry.page.losses = lambda: {"usage_log": 3}
+    rig.telemetry.page.certificates = lambda: [("listener", "", 2e9), ("backend", "a", 2.1e9)]
 
 
 def test_the_table_of_families_is_what_the_page_shows(rig: Rig) -> None:
@@ -110,7 +111,7 @@ def test_every_family_is_documented_and_named_as_prometheus_wants_it() -> None:
             assert family.name.endswith("_seconds")
     assert not {label for family in FAMILIES for label in family.labels} - {
         "backend", "class", "code", "file", "key", "kind", "model", "outcome", "policy", "python",
-        "reason", "result", "source", "target", "version",
+        "reason", "result", "side", "source", "target", "version",
     }  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """What is wrong with certificate files, in words, and which contexts are made of them."""
 
+import datetime as dt
 from pathlib import Path
 from typing import Any
 
@@ -127,3 +128,139 @@ def test_what_no_configuration_needs_any_more_is_dropped(files: Path) -> None:
     assert made.any
     made.read(Config())
     assert not made.any
+
+
+# --- dates
+
+DAY_S = 86_400.0
+NOW = dt.datetime(2026, 12, 1, tzinfo=dt.UTC)
+
+
+class Dated:
+    """Certificates at a date of the test's, of files that it writes."""
+
+    def __init__(self, directory: Path) -> None:
+        self.now = NOW.timestamp()
+        self.counted: list[str] = []
+        self.file = directory / "dated.pem"
+        self.config = Config(listen=ListenConfig(tls=ListenTlsConfig(cert=str(self.file))))
+        handshakes = Handshakes(lambda _: None, lambda: 0.0)
+        self.held = Certificates(handshakes, self.counted.append, lambda: self.now)
+        self._ca = trustme.CA()
+
+    def write(self, begins: int, ends: int) -> None:
+        """Put a certificate there that is valid between these days from the first date on."""
+        since, until = (NOW + dt.timedelta(days=days) for days in (begins, ends))
+        issued = self._ca.issue_cert("h", not_before=since, not_after=until)
+        self.file.unlink(missing_ok=True)
+        issued.private_key_and_cert_chain_pem.write_to_path(self.file)
+
+    def ends(self) -> float:
+        """Return in how many days from the first date the certificate in force ends."""
+        [(side, backend, ends)] = self.held.expiries()
+        assert (side, backend) == ("listener", "")
+        return round((ends - NOW.timestamp()) / DAY_S, 6)
+
+    def context(self) -> object:
+        return self.held.listener(self.config)
+
+
+@pytest.fixture
+def dated(tmp_path: Path) -> Dated:
+    return Dated(tmp_path)
+
+
+def test_a_gateway_starts_with_a_certificate_that_is_out_of_date(dated: Dated) -> None:
+    dated.write(-90, -1)
+    dated.held.read(dated.config)
+
+    assert dated.context() is not None
+    assert dated.ends() == -1
+
+
+@pytest.mark.parametrize(("begins", "ends"), [(-90, -1), (1, 90)])
+def test_a_valid_certificate_is_not_replaced_by_one_out_of_date(
+    begins: int, ends: int, dated: Dated, caplog: pytest.LogCaptureFixture
+) -> None:
+    dated.write(-30, 60)
+    dated.held.read(dated.config)
+    before = dated.context()
+    dated.write(begins, ends)
+
+    assert not dated.held.refresh()
+    assert not dated.held.refresh()  # it is told once
+    with pytest.raises(ConfigErrors, match=r"the certificate (expired on|is not valid before) "):
+        dated.held.read(dated.config)
+
+    assert dated.context() is before
+    assert dated.ends() == 60
+    assert dated.counted == ["failed"]
+    assert len([text for text in caplog.messages if "stays in force" in text]) == 1
+
+
+def test_a_certificate_that_is_not_valid_yet_is_taken_when_it_is(dated: Dated) -> None:
+    dated.write(-30, 60)
+    dated.held.read(dated.config)
+    dated.write(1, 90)
+    assert not dated.held.refresh()
+
+    dated.now += DAY_S - 1
+    assert not dated.held.refresh()
+    dated.now += 1
+    assert dated.held.refresh()
+
+    assert dated.ends() == 90
+    assert dated.counted == ["failed", "ok"]
+
+
+def test_what_is_out_of_date_itself_is_replaced_by_anything(dated: Dated) -> None:
+    dated.write(-90, -2)
+    dated.held.read(dated.config)
+    dated.write(-90, -1)
+    assert dated.held.refresh()
+    dated.write(1, 90)
+    dated.held.read(dated.config)
+
+    assert dated.ends() == 90
+
+
+def test_a_certificate_in_force_may_expire_and_a_reload_goes_on(dated: Dated) -> None:
+    dated.write(-30, 60)
+    dated.held.read(dated.config)
+    dated.now += 61 * DAY_S
+    dated.held.read(dated.config)
+
+    assert dated.ends() == 60
+
+
+def test_the_end_is_told_once_before_it_and_once_after_it(
+    dated: Dated, caplog: pytest.LogCaptureFixture
+) -> None:
+    dated.write(-30, 60)
+    dated.held.read(dated.config)
+    for _ in range(65):
+        assert not dated.held.refresh()
+        dated.now += DAY_S
+
+    said = [text.removeprefix(f"{dated.file}: ") for text in caplog.messages]
+    assert said == [
+        "the certificate expires on 2027-01-30 00:00 UTC, within 13 days",
+        "the certificate expired on 2027-01-30 00:00 UTC",
+    ]
+
+
+def test_certificates_shown_to_backends_are_told_by_backend(files: Path) -> None:
+    mine = BackendTlsConfig(cert=str(files / "both.pem"))
+    held = certificates()
+    held.read(
+        Config(
+            backends=[
+                BackendConfig(name="a", url="https://a:1", tls=mine),
+                BackendConfig(name="b", url="https://b:1"),
+                BackendConfig(name="c", url="http://c:1"),
+                BackendConfig(name="pool", dns="h", port=1, tls=mine),
+            ]
+        )
+    )
+
+    assert [told[:2] for told in held.expiries()] == [("backend", "a"), ("backend", "pool")]

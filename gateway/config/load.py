@@ -61,6 +61,9 @@ def load(
     return Loaded(config, origins, tuple(report.warnings))
 
 
+_KEY_IN_CLEAR = "the admin listener speaks plain HTTP: its key can be read on the way"
+
+
 def _read(path: Path, file: str, report: Report) -> Raw:
     try:
         with path.open("rb") as stream:
@@ -94,12 +97,15 @@ def _warn(
             "expected keys (`radixgate key new NAME`), or listen.host 127.0.0.1",
         )
     admin = config.admin
-    if not (_is_loopback(admin.host) or admin.key_env or admin.key_file or admin.sha256):
+    keyed = admin.key_env or admin.key_file or admin.sha256
+    if not _is_loopback(admin.host):
         report.warn(
             places.get("admin.host", top),
             "admin.host",
-            "the admin listener has no key",
-            "expected admin.key_env, key_file or sha256, 127.0.0.1, or an operators' network",
+            _KEY_IN_CLEAR if keyed else "the admin listener has no key",
+            "expected 127.0.0.1, or an operators' network"
+            if keyed
+            else "expected admin.key_env, key_file or sha256, 127.0.0.1, or an operators' network",
         )
     for path, backend in occurrences(config):
         variable = backend.api_key_env

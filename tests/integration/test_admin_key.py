@@ -140,15 +140,16 @@ async def command(*words: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_an_open_listener_beyond_loopback_is_warned_of_and_a_key_settles_it() -> None:
+def test_an_open_listener_beyond_loopback_is_warned_of_and_with_a_key_of_the_keys_way() -> None:
     def warned(*overrides: str) -> list[str]:
         backends = ("http://h:1",)
         found = load(None, backends=backends, overrides=("admin.host=0.0.0.0", *overrides))
-        return [warning.key for warning in found.warnings]
+        return [f"{warning.key}: {warning.message}" for warning in found.warnings]
 
-    assert warned() == ["admin.host"]
-    assert warned(*SET) == []
-    assert warned("admin.key_env=X") == []
+    in_clear = ["admin.host: the admin listener speaks plain HTTP: its key can be read on the way"]
+    assert warned() == ["admin.host: the admin listener has no key"]
+    assert warned(*SET) == in_clear
+    assert warned("admin.key_env=X") == in_clear
     with pytest.raises(ConfigErrors, match=r"admin\.sha256"):
         warned("admin.sha256=abc")
 

@@ -97,6 +97,18 @@ def test_a_reachable_admin_listener_is_warned_of(tmp_path: Path) -> None:
     assert [warning.key for warning in loaded.warnings] == ["admin.host"]
 
 
+@pytest.mark.parametrize("key", ["key_env: X", "key_file: FILE", "sha256: " + "ab" * 32])
+def test_a_key_that_anyone_on_the_way_can_read_is_warned_of(key: str, tmp_path: Path) -> None:
+    given = key.replace("FILE", str(tmp_path / "g.yaml"))
+    loaded = load_text(tmp_path, ONE_BACKEND + f"admin: {{host: 0.0.0.0, {given}}}", env={"X": "k"})
+    local = load_text(tmp_path, ONE_BACKEND + f"admin: {{{given}}}", env={"X": "k"})
+
+    [warning] = loaded.warnings
+    assert (warning.line, warning.key) == (2, "admin.host")
+    assert "plain HTTP: its key can be read on the way" in str(warning)
+    assert local.warnings == ()
+
+
 def test_a_missing_secret_is_warned_of_by_name(tmp_path: Path) -> None:
     text = "backends: [{url: 'http://h:1', api_key_env: VLLM_KEY}]"
 

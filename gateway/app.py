@@ -39,7 +39,7 @@ from gateway.edge.upstreams import Upstreams
 from gateway.following import Following
 from gateway.journals import Journals
 from gateway.prompt.shelf import Tokenizers
-from gateway.reloaded import ConfigFile, changed_secrets, log_changes
+from gateway.reloaded import ConfigFile, Warnings, changed_secrets, log_changes, told_if_slow
 from gateway.roster import Roster
 from gateway.source import Source
 from gateway.state import State
@@ -71,6 +71,7 @@ class App:
         self._rng = random.Random(os.urandom(16))  # noqa: S311 - spreads ties, guards nothing
         self._tasks: list[asyncio.Task[None]] = []
         self._reloading = asyncio.Lock()
+        self._warnings = Warnings(loaded.warnings)
         self._found: Found = {}  # the backends behind every group, as they are applied
         self._discovery = Discovery(self._rng, os.environ)
         self._file = ConfigFile(source.path, lambda: self.config.reload)
@@ -183,14 +184,11 @@ class App:
         """Read the configuration again and take it whole, or keep the old one and say why."""
         async with self._reloading:
             try:
-                await self._file.take()
-                loaded = await asyncio.to_thread(self._source.load)
-                await asyncio.to_thread(self._tokenizers.prompters, loaded.config)
+                with told_if_slow("the configuration"):
+                    loaded = await self._read()
                 restart = needs_restart(self._started_with, loaded.config)
                 changed = await asyncio.to_thread(changes, self.config, loaded.config)
                 keys = self._upstreams.keys()
-                await asyncio.to_thread(self._certificates.read, loaded.config)
-                await asyncio.to_thread(self._state.check, loaded.config.state)
                 async with (
                     self._journals.changing(loaded.config),
                     self._discovery.planned(loaded.config) as found,
@@ -204,12 +202,15 @@ class App:
                 return self._not_reloaded([str(error)])
         self.telemetry.reload("ok")
         log_changes(changed, restart)
+        self._warnings.tell(loaded.warnings)
         return ReloadResult(ok=True, needs_restart=restart, changes=tuple(changed))
 
     async def renew_certificates(self) -> None:
         """Take changed certificate files: new connections use them, open ones go on."""
         async with self._reloading:
-            if await asyncio.to_thread(self._certificates.refresh):
+            with told_if_slow("the certificates"):
+                changed = await asyncio.to_thread(self._certificates.refresh)
+            if changed:
                 self._apply(self.config, self._found)
                 await self._open_door()
 
@@ -295,7 +296,9 @@ class App:
         upstreams = self._upstreams.plan(upstream_specs(expanded, self._certificates))
         targets = targets_of(expanded, self._certificates)
         admin_keys = admin_digests(expanded.admin, os.environ)
-        prompters = self._tokenizers.prompters(expanded)  # `reload` has loaded them
+        prompters = self.handler.prompters
+        if config is not self.config:  # else a reload may be at them, in a thread
+            prompters = self._tokenizers.prompters(expanded)  # loaded by `_read`
         Following.check(expanded)
         self.dispatcher.apply(settings, self._clock())
         if self._by_bytes.use_block_bytes(expanded.index.block_bytes):
@@ -319,12 +322,23 @@ class App:
         for what, name in changed_names(before, expanded):
             _log.info("backend %s %s", name, what)
 
+    async def _read(self) -> Loaded:
+        """Read the configuration and every file that it names, in threads: a mount may hang."""
+        await self._file.take()
+        loaded = await asyncio.to_thread(self._source.load)
+        await asyncio.to_thread(self._tokenizers.prompters, loaded.config)
+        await asyncio.to_thread(self._certificates.read, loaded.config)
+        await asyncio.to_thread(self._state.check, loaded.config.state)
+        return loaded
+
     async def _take_found(self) -> None:
-        """Take the backends that discovery has now, as a reload is taken."""
-        async with self._reloading:
-            found = self._discovery.found()
-            if found != self._found:
-                self._apply(self.config, found)
+        """Take the backends that discovery has now, in one step.
+
+        Needs no turn between reloads: one that waits for its files must not hold up a new backend.
+        """
+        found = self._discovery.found()
+        if found != self._found:
+            self._apply(self.config, found)
 
     def _on_models(self, served: Mapping[str, tuple[str, ...]]) -> None:
         config = self._expanded(self.config)

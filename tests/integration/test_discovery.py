@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from gateway import reloaded, source
 from gateway.config.discovery import DiscoveryConfig
+from gateway.config.load import load
 from gateway.config.schema import BackendConfig, Config
 from gateway.discovery import discovery
 from gateway.discovery.discovery import Discovery
@@ -341,6 +343,40 @@ async def test_what_cannot_be_taken_leaves_everything_as_it_was(tmp_path: Path) 
             app._apply(app.config, dict.fromkeys(app._found, (odd,)))
         assert [backend.name for backend in app.dispatcher.backends(0.0)] == ["one"]
         assert len(await asked_of(rig, 2)) == 1
+
+
+async def test_a_reload_that_waits_for_its_files_holds_up_no_new_backend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As with a configuration on a network mount that does not answer any more."""
+    go = threading.Event()
+    read = load
+
+    def hanging(*given: Any, **more: Any) -> Any:
+        assert go.wait(LONG_S)
+        return read(*given, **more)
+
+    async with engines(ok_chat, ok_chat) as (one, two), found_in(tmp_path, one=one) as rig:
+        await are_up(rig, "one")
+        monkeypatch.setattr(source, "load", hanging)
+        monkeypatch.setattr(reloaded, "_SLOW_S", 0.0)
+        reload = asyncio.ensure_future(rig.app.reload())
+        try:
+            await eventually(
+                lambda: "reading the configuration takes longer" in caplog.text, LONG_S
+            )
+            listed(tmp_path / "backends.yaml", one=one, two=two)
+            await are_up(rig, "one", "two")
+            assert await asked_of(rig, 4) == {"one", "two"}
+            listed(tmp_path / "backends.yaml", two=two)
+            await are_up(rig, "two")
+            assert not reload.done()
+        finally:
+            go.set()
+        assert (await reload).ok
+        assert up(rig) == {"two"}
+        assert await asked_of(rig, 2) == {"two"}
+        assert rig.metric("gateway_reloads_total", result="ok") == 1
 
 
 async def test_a_source_that_says_nothing_delays_the_start_only_so_long(

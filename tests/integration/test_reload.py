@@ -105,6 +105,24 @@ async def test_a_reload_by_hand_is_not_repeated_for_the_changed_file(tmp_path: P
             assert reloads(rig, "ok") == 2
 
 
+async def test_what_a_reload_newly_warns_of_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "g.yaml"
+    async with engines(Backend()) as (a,):
+        good = model_of(a=a)
+        blind = 'backends: [{name: a, kv_events: "tcp://127.0.0.1:1"}]\n'
+        file.write_text(good)
+        async with configured(file, *NEVER) as rig:
+            file.write_text(good + blind)
+            assert (await rig.app.reload()).ok
+            assert (await rig.app.reload()).ok
+            file.write_text(good)
+            assert (await rig.app.reload()).ok
+    told = [text for text in caplog.messages if "kv_events: not read" in text]
+    assert len(told) == 1
+
+
 async def test_r39_a_reload_of_weights_buckets_and_backends_drops_no_stream(
     tmp_path: Path,
 ) -> None:

@@ -14,22 +14,15 @@ import pytest
 from tests.integration.rig import (
     DONE,
     Client,
-    Conn,
-    Received,
-    chat,
-    chat_event,
     closed,
     eventually,
     get,
     ok_chat,
-    post,
     running,
 )
+from tests.integration.scripts import PLAIN, STREAM, Gate, finished
 from tests.integration.serve_rig import WAIT_S, Served, scripted, served
 
-CHAT = "/v1/chat/completions"
-PLAIN = post(CHAT, chat())
-STREAM = post(CHAT, chat(stream=True))
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="prlimit and /proc are Linux's")
 
 
@@ -85,16 +78,9 @@ async def test_without_any_descriptor_it_does_not_spin_and_comes_back() -> None:
 
 @LINUX
 async def test_with_few_descriptors_clients_are_refused_and_nothing_else_suffers() -> None:
-    release = asyncio.Event()
-
-    async def hold(conn: Conn, _: Received) -> None:
-        await conn.sse(chat_event("a"))
-        await release.wait()
-        await conn.chunk(DONE)
-        await conn.end()
-
+    gate = Gate()
     few = ("sh", "-c", 'ulimit -n 80 && exec "$@"', "sh")
-    async with scripted(hold) as backends, served(backends=backends, prefix=few) as gateway:
+    async with scripted(gate) as backends, served(backends=backends, prefix=few) as gateway:
         idle = await spent(gateway)
         streams: list[Client] = []
         refused = 0
@@ -117,12 +103,9 @@ async def test_with_few_descriptors_clients_are_refused_and_nothing_else_suffers
         assert refused >= 20
         assert await spent(gateway) < idle + 0.5
         assert (await gateway.ask(get("/readyz"), gateway.admin)).status == 200
-        release.set()
+        gate.open.set()
         for stream in streams:
-            parts = [await stream.chunk()]
-            while parts[-1]:
-                parts.append(await stream.chunk())
-            assert DONE in parts
+            assert DONE in await finished(stream)
             await closed(stream.writer)
 
         async def serves() -> bool:

@@ -22,29 +22,16 @@ from tests.integration.rig import (
     post,
     running,
 )
+from tests.integration.scripts import (
+    CHAT,
+    PLAIN,
+    Gate,
+    finished,
+    one_waits,
+    streaming,
+    uploading,
+)
 from tests.integration.serve_rig import WAIT_S, Served, scripted, served
-
-CHAT = "/v1/chat/completions"
-STREAM = post(CHAT, chat(stream=True))
-PLAIN = post(CHAT, chat())
-
-
-class Gate:
-    """A backend script whose streams begin at once and end when told."""
-
-    def __init__(self) -> None:
-        self.open = asyncio.Event()
-        self.begun = 0
-
-    async def __call__(self, conn: Conn, request: Received) -> None:
-        if b'"stream":true' not in request.body:
-            await conn.json({"choices": []})
-            return
-        self.begun += 1
-        await conn.sse(chat_event("a"))
-        await self.open.wait()
-        await conn.chunk(DONE)
-        await conn.end()
 
 
 async def not_ready(gateway: Served) -> None:
@@ -52,14 +39,6 @@ async def not_ready(gateway: Served) -> None:
     async with asyncio.timeout(WAIT_S):
         while (await gateway.ask(get("/readyz"), gateway.admin)).status != 503:
             pass
-
-
-async def finished(stream: Client) -> list[bytes]:
-    """Read a stream's chunks to the last."""
-    parts = [await stream.chunk()]
-    while parts[-1]:
-        parts.append(await stream.chunk())
-    return parts
 
 
 async def broken_off(stream: Client) -> None:
@@ -73,10 +52,7 @@ async def test_d62_streams_outlive_sigterm_and_the_process_ends_well() -> None:
     gate = Gate()
     delay = ("--set", "timeouts.drain_delay_s=3600")
     async with scripted(gate) as backends, served(*delay, backends=backends) as gateway:
-        streams = [await gateway.connect() for _ in range(5)]
-        for stream in streams:
-            await stream.send(STREAM)
-            assert (await stream.head()).status == 200
+        streams = [await streaming(gateway) for _ in range(5)]
         kept = await gateway.connect()
         await kept.send(PLAIN)
         assert (await kept.answer()).header("connection") != "close"
@@ -97,9 +73,7 @@ async def test_d62_streams_outlive_sigterm_and_the_process_ends_well() -> None:
             assert DONE in await finished(stream)
             assert await stream.at_eof()
         gate.open.clear()
-        late = await gateway.connect()
-        await late.send(STREAM)
-        assert (await late.head()).status == 200
+        late = await streaming(gateway)
         gateway.signal()  # a second one waits for nothing
         await broken_off(late)
         assert await gateway.ended() == 0
@@ -111,9 +85,7 @@ async def test_after_the_delay_the_listener_is_closed_and_streams_go_on() -> Non
         scripted(gate) as backends,
         served("--set", "timeouts.drain_delay_s=0.2", backends=backends) as gateway,
     ):
-        stream = await gateway.connect()
-        await stream.send(STREAM)
-        assert (await stream.head()).status == 200
+        stream = await streaming(gateway)
         gateway.signal()
         await gateway.refuses()
         assert gateway.process.returncode is None
@@ -126,9 +98,7 @@ async def test_ctrl_c_waits_for_no_load_balancer_and_a_second_one_for_no_stream(
     gate = Gate()
     settings = ("--set", "timeouts.drain_delay_s=3600", "--set", "timeouts.drain_s=3600")
     async with scripted(gate) as backends, served(*settings, backends=backends) as gateway:
-        stream = await gateway.connect()
-        await stream.send(STREAM)
-        assert (await stream.head()).status == 200
+        stream = await streaming(gateway)
         gateway.signal(signal.SIGINT)
         await gateway.refuses()
         gateway.signal(signal.SIGINT)
@@ -142,9 +112,7 @@ async def test_what_is_left_after_the_drain_time_gets_its_error_in_band(
     caplog.set_level(logging.INFO, "radixgate.stopping")
     gate = Gate()
     async with running(gate, settings=("timeouts.drain_s=0.1",)) as rig:
-        stream = await rig.connect()
-        await stream.send(STREAM)
-        assert (await stream.head()).status == 200
+        stream = await streaming(rig)
         await rig.app.stop()
         await broken_off(stream)
         said = [line.getMessage() for line in caplog.records if line.name == "radixgate.stopping"]
@@ -159,9 +127,8 @@ async def test_what_is_left_after_the_drain_time_gets_its_error_in_band(
 async def test_a_request_on_a_kept_socket_is_told_draining_once_nothing_new_may_begin() -> None:
     gate = Gate()
     async with running(gate, settings=("timeouts.drain_s=3600",)) as rig:
-        stream, kept = await rig.connect(), await rig.connect()
-        await stream.send(STREAM)
-        assert (await stream.head()).status == 200
+        await streaming(rig)
+        kept = await rig.connect()
         await kept.send(PLAIN[:-5])  # begun before, complete after
         await eventually(lambda: any(c._request is not None for c in rig.app._listener.connections))
         stopping = spawn(rig.app.stop(), name="stop")
@@ -178,9 +145,7 @@ async def test_a_request_on_a_kept_socket_is_told_draining_once_nothing_new_may_
 
 async def test_what_is_uploaded_when_nothing_else_is_left_is_waited_for_and_told_draining() -> None:
     async with running(Gate(), settings=("timeouts.drain_s=3600",)) as rig:
-        slow = await rig.connect()
-        await slow.send(PLAIN[:-5])
-        await eventually(lambda: bool(rig.app._listener.receiving()))
+        slow = await uploading(rig, PLAIN[:-5])
         stopping = spawn(rig.app.stop(), name="stop")
         await eventually(rig.handler.quiet.is_set)
         await slow.send(PLAIN[-5:])
@@ -193,9 +158,7 @@ async def test_what_is_uploaded_when_nothing_else_is_left_is_waited_for_and_told
 @pytest.mark.parametrize("sent", [PLAIN[:-5], PLAIN[:20]], ids=["body", "head"])
 async def test_an_upload_that_outlasts_the_drain_time_is_answered_not_cut(sent: bytes) -> None:
     async with running(Gate(), settings=("timeouts.drain_s=0",)) as rig:
-        slow = await rig.connect()
-        await slow.send(sent)
-        await eventually(lambda: bool(rig.app._listener.receiving()))
+        slow = await uploading(rig, sent)
         stopping = spawn(rig.app.stop(), name="stop")
         answer = await slow.answer()
         assert (answer.status, answer.code) == (503, "draining")
@@ -208,9 +171,7 @@ async def test_an_upload_that_outlasts_the_drain_time_is_answered_not_cut(sent: 
 
 async def test_a_second_signal_answers_what_is_uploaded() -> None:
     async with running(Gate(), settings=("timeouts.drain_s=3600",)) as rig:
-        slow = await rig.connect()
-        await slow.send(PLAIN[:-5])
-        await eventually(lambda: bool(rig.app._listener.receiving()))
+        slow = await uploading(rig, PLAIN[:-5])
         stopping = spawn(rig.app.stop(), name="stop")
         await eventually(rig.handler.quiet.is_set)
         rig.app.hurry()
@@ -265,9 +226,8 @@ async def test_a_request_that_has_just_come_is_answered_not_reset() -> None:
     """Closing a socket that holds what nobody has read resets it: its client would see no answer."""
     gate = Gate()
     async with running(gate, settings=("timeouts.drain_s=3600",)) as rig:
-        stream, kept = await rig.connect(), await rig.connect()
-        await stream.send(STREAM)
-        assert (await stream.head()).status == 200
+        await streaming(rig)
+        kept = await rig.connect()
         await kept.send(PLAIN)
         assert (await kept.answer()).status == 200
         (mine,) = [c for c in rig.app._listener.connections if c._exchange is None]
@@ -299,9 +259,7 @@ async def test_requests_that_wait_at_the_gateway_are_served_while_it_drains() ->
         await first.send(post(CHAT, long))
         await eventually(lambda: len(rig.backends[0].received) == 1)
         await second.send(post(CHAT, chat("y" * 200_000, stream=True)))
-        await eventually(
-            lambda: any(e.ticket is not None and e.ticket.held for e in rig.handler.live)
-        )
+        await one_waits(rig)
         stopping = spawn(rig.app.stop(), name="stop")
         await eventually(lambda: rig.handler.draining)
         gate.open.set()
@@ -321,9 +279,7 @@ async def test_requests_that_still_wait_when_the_drain_time_is_over_are_told_so(
         clients = [await rig.connect() for _ in range(2)]
         for number, client in enumerate(clients):
             await client.send(post(CHAT, chat(f"{number}" * 200_000, stream=True)))
-        await eventually(
-            lambda: any(e.ticket is not None and e.ticket.held for e in rig.handler.live)
-        )
+        await one_waits(rig)
         await rig.app.stop()
         for client in clients:
             answer = await client.answer()

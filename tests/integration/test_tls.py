@@ -17,7 +17,6 @@ import pytest
 
 from gateway import tasks
 from tests.integration.rig import (
-    DONE,
     HEAD_SSE,
     Conn,
     Received,
@@ -30,6 +29,7 @@ from tests.integration.rig import (
     ok_chat,
     post,
 )
+from tests.integration.scripts import CHAT, PLAIN, STREAM, Endless, Gate, finished, streaming
 from tests.integration.tls_rig import (
     HOST,
     Authority,
@@ -41,7 +41,6 @@ from tests.integration.tls_rig import (
     towards,
 )
 
-CHAT = "/v1/chat/completions"
 MIB = 1024 * 1024
 
 
@@ -132,7 +131,7 @@ async def test_a_client_that_believes_another_authority_is_counted(
             await asyncio.to_thread(blocking_handshake, rig)
         await eventually(lambda: handshakes(rig, "refused_by_client") == 1, 20)
         rig.context = client_context(authority)
-        assert (await rig.ask(post(CHAT, chat()))).status == 200
+        assert (await rig.ask(PLAIN)).status == 200
 
 
 async def test_a_client_sees_that_the_certificate_has_expired(
@@ -172,7 +171,7 @@ async def test_without_its_certificate_a_client_is_told_that_one_is_wanted(
         assert handshakes(rig, "client_certificate") == 1
         assert "peer did not return a certificate" in caplog.text
         rig.context = client_context(authority, authority.issue("client", "someone"))
-        assert (await rig.ask(post(CHAT, chat()))).status == 200
+        assert (await rig.ask(PLAIN)).status == 200
         assert len(rig.backends[0].received) == 1
 
 
@@ -207,7 +206,7 @@ async def test_plain_http_is_told_that_this_port_wants_tls(
 ) -> None:
     async with secure(tmp_path, authority) as rig:
         rig.context = None
-        answer = await rig.ask(post(CHAT, chat()))
+        answer = await rig.ask(PLAIN)
         assert answer.status == 400
         assert "https" in answer.json["error"]["message"]
         assert handshakes(rig, "plaintext") == 1
@@ -243,28 +242,18 @@ def serial(client: Any) -> str:
 async def test_a_new_certificate_serves_new_connections_while_a_stream_goes_on(
     tmp_path: Path, authority: Authority
 ) -> None:
-    go_on = asyncio.Event()
-
-    async def slow(conn: Conn, _: Received) -> None:
-        await conn.sse(chat_event("a"))
-        await go_on.wait()
-        await conn.chunk(chat_event("b"))
-        await conn.chunk(DONE)
-        await conn.end()
-
-    async with secure(tmp_path, authority, slow) as rig:
-        streaming = await rig.connect()
-        await streaming.send(post(CHAT, chat(stream=True)))
-        head = await streaming.head()
-        assert b'"a"' in await streaming.chunk()
-        old = serial(streaming)
+    gate = Gate()
+    async with secure(tmp_path, authority, gate) as rig:
+        stream = await streaming(rig)
+        assert b'"a"' in await stream.chunk()
+        old = serial(stream)
         authority.issue("server")
         await rig.app.renew_certificates()
         fresh = await rig.connect()
         assert serial(fresh) != old
-        go_on.set()
-        assert b'"b"' in (await streaming.body(head)).body
-        await fresh.send(post(CHAT, chat(stream=True)))
+        gate.open.set()
+        assert b'"b"' in b"".join(await finished(stream))
+        await fresh.send(STREAM)
         assert (await fresh.answer()).status == 200
         assert rig.metric("gateway_tls_certificate_loads_total", result="ok") == 1
         assert rig.outcomes() == {"ok": 2}
@@ -333,11 +322,11 @@ async def test_a_reload_takes_tls_off_and_puts_it_on_again(
         config.write_text(secured.partition("\n")[2])
         assert (await rig.app.reload()).ok
         rig.context = None
-        assert (await rig.ask(post(CHAT, chat()))).status == 200
+        assert (await rig.ask(PLAIN)).status == 200
         config.write_text(secured)
         assert (await rig.app.reload()).ok
         rig.context = context
-        assert (await rig.ask(post(CHAT, chat()))).status == 200
+        assert (await rig.ask(PLAIN)).status == 200
         assert rig.port == port
 
 
@@ -364,7 +353,7 @@ async def test_a_reader_that_stops_holds_the_backend_back(
     async with secure(tmp_path, authority, endless) as rig:
         client = await rig.connect()
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]
-        await client.send(post(CHAT, chat(stream=True)))
+        await client.send(STREAM)
         await stuck.wait()
         assert written < 32 * MIB
         held = sum(connection.unsent() for connection in rig.app._listener.connections)
@@ -387,7 +376,7 @@ async def test_stopping_delivers_over_tls_what_a_slow_client_has_not_read(
         client = await rig.connect(receive_bytes=4096)
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]
         client.writer.transport.set_read_buffer_limits(high=0)  # type: ignore[attr-defined]
-        await client.send(post(CHAT, chat()))
+        await client.send(PLAIN)
         await eventually(lambda: rig.outcomes() == {"ok": 1}, 20)
         (connection,) = rig.app._listener.connections
         assert connection.transport.get_write_buffer_size() == 0
@@ -428,19 +417,11 @@ async def test_a_body_over_the_limit_is_answered_before_the_goodbye(
 async def test_a_client_that_says_goodbye_stops_its_request(
     tmp_path: Path, authority: Authority
 ) -> None:
-    gone = asyncio.Event()
-
-    async def wait(conn: Conn, _: Received) -> None:
-        await conn.sse(chat_event("a"))
-        await conn.gone()
-        gone.set()
-
-    async with secure(tmp_path, authority, wait) as rig:
-        client = await rig.connect()
-        await client.send(post(CHAT, chat(stream=True)))
-        await client.head()
+    script = Endless()
+    async with secure(tmp_path, authority, script) as rig:
+        client = await streaming(rig)
         client.close()
-        await gone.wait()
+        await script.left.wait()
         await rig.settled()
         assert rig.outcomes() == {"client_closed": 1}
 
@@ -448,19 +429,11 @@ async def test_a_client_that_says_goodbye_stops_its_request(
 async def test_a_client_cut_without_goodbye_stops_its_request(
     tmp_path: Path, authority: Authority
 ) -> None:
-    gone = asyncio.Event()
-
-    async def wait(conn: Conn, _: Received) -> None:
-        await conn.sse(chat_event("a"))
-        await conn.gone()
-        gone.set()
-
-    async with secure(tmp_path, authority, wait) as rig:
-        client = await rig.connect()
-        await client.send(post(CHAT, chat(stream=True)))
-        await client.head()
+    script = Endless()
+    async with secure(tmp_path, authority, script) as rig:
+        client = await streaming(rig)
         client.writer.transport.abort()
-        await gone.wait()
+        await script.left.wait()
         await rig.settled()
         assert rig.outcomes() == {"client_closed": 1}
 
@@ -470,4 +443,4 @@ async def test_a_handshake_that_does_not_go_on_is_cut(tmp_path: Path, authority:
         reader, writer = await asyncio.open_connection(HOST, rig.port)
         assert await reader.read() == b""
         await closed(writer)
-        assert (await rig.ask(post(CHAT, chat()))).status == 200
+        assert (await rig.ask(PLAIN)).status == 200

@@ -54,6 +54,7 @@ from gateway.wiring import needs_restart, pace_of, targets_of, upstream_specs
 
 _log = logging.getLogger("radixgate.app")
 _FIRST_ROUND_S = 2.0
+_FIRST_METRICS_S = 0.5
 _HOUSEKEEPING_S = 1.0
 _CERTIFICATES_S = 5.0
 _RESTORE_S = 3.0  # spent on a saved state before listening; the rest of it comes later
@@ -131,6 +132,7 @@ class App:
             self._catalog,
             pace=pace_of(config),
             on_models=self._on_models,
+            on_block_size=self._fit_blocks,
             heard=self.handler.heard,
             rng=self._rng,
             clock=self._clock,
@@ -141,7 +143,7 @@ class App:
         self._roster.publish(config, settings)
         await self._watch.start()
         await self._watch.first_round(_FIRST_ROUND_S)
-        self._fit_blocks()
+        await self._watch.first_metrics(_FIRST_METRICS_S)
         self._state.attach(self.dispatcher, by_bytes, self._way)
         await self._state.settle(_RESTORE_S, wait=True)
         await self._listen(config)

@@ -62,11 +62,15 @@ def _nothing_heard(_backend: str, _since: float) -> bool:
 
 @dataclass(slots=True, frozen=True)
 class Listener:
-    """Where reports go, and who says whether a backend sent any of an answer since a time."""
+    """Where reports go, and who says whether a backend sent any of an answer since a time.
+
+    `on_block_size` follows the snapshot that tells another block size than the one before.
+    """
 
     sink: Sink
     catalog: Catalog
     on_models: Callable[[Mapping[str, tuple[str, ...]]], None]
+    on_block_size: Callable[[], None]
     heard: Callable[[str, float], bool] = _nothing_heard
 
 
@@ -96,7 +100,10 @@ def judge(status: int) -> Verdict:
 
 
 class Member:
-    """The watching of one backend. `probed` is set once its first probe has been reported."""
+    """The watching of one backend.
+
+    `probed` is set once its first probe has been reported, `scraped` once its metrics were asked for.
+    """
 
     def __init__(
         self,
@@ -115,6 +122,7 @@ class Member:
         self.name = name
         self.pace = pace
         self.probed = asyncio.Event()
+        self.scraped = asyncio.Event()
         self._wanted = asyncio.Event()  # a probe, at once
         self._engine = engine
         self._metrics = MetricsPath()
@@ -173,7 +181,9 @@ class Member:
             await self._rest(self.pace.probe_s if up else self.pace.probe_down_s)
 
     async def _watch_metrics(self) -> None:
-        await asyncio.sleep(self._rng.uniform(0, self.pace.interval_s))
+        after = await self._scrape()
+        self.scraped.set()
+        await asyncio.sleep(self._rng.uniform(0, after))  # many watchers must not ask in step
         while True:
             await self._sleep(await self._scrape())
 
@@ -292,8 +302,11 @@ class Member:
         if restarted(self._snapshot, snapshot):  # behind this address: perhaps with another model
             self._models_due = self._clock()
             self.probe_soon()
+        known = None if self._snapshot is None else self._snapshot.block_tokens
         self._snapshot = snapshot
         self._tell(lambda: self._listener.sink.observe(self.name, snapshot, self._clock()))
+        if snapshot.block_tokens != known:
+            self._tell(self._listener.on_block_size)
         spent = self._clock() - started
         return max(self.pace.interval_s / 2, self.pace.interval_s - spent)
 

@@ -44,7 +44,8 @@ class Watch:
 
     `on_models` gets model id -> backends that report it (`Catalog.served`), each time a backend's
     list of ids changed. It runs on the loop inside a watching task; what it raises is logged.
-    `heard(backend, since)` says whether any of an answer came from a backend after that time.
+    `heard(backend, since)` says whether any of an answer came from a backend after that time,
+    `on_block_size` is called when a backend has told another block size than before.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Watch:
         *,
         pace: Pace,
         on_models: OnModels,
+        on_block_size: Callable[[], None] = lambda: None,
         heard: Callable[[str, float], bool] | None = None,
         rng: random.Random,
         clock: Callable[[], float] = monotonic,
@@ -65,7 +67,7 @@ class Watch:
         self._pace = pace
         self._rng = rng
         self._clock = clock
-        self._listener = Listener(sink, catalog, on_models)
+        self._listener = Listener(sink, catalog, on_models, on_block_size)
         if heard is not None:
             self._listener = replace(self._listener, heard=heard)
         self._running = False
@@ -86,13 +88,12 @@ class Watch:
 
     async def first_round(self, timeout_s: float) -> bool:
         """Wait until every backend was probed once; False when `timeout_s` passed before."""
-        waiting = [member.probed.wait() for member in self._members.values()]
-        try:
-            async with asyncio.timeout(timeout_s):
-                await asyncio.gather(*waiting)
-        except TimeoutError:
-            return False
-        return True
+        return await _all(timeout_s, (member.probed for member in self._members.values()))
+
+    async def first_metrics(self, timeout_s: float) -> bool:
+        """Wait until every backend that is up was asked for its metrics, as `first_round` does."""
+        up = [member.scraped for member in self._members.values() if member.is_up]
+        return await _all(timeout_s, up)
 
     def set_targets(self, targets: Iterable[Target], pace: Pace | None = None) -> None:
         """Watch exactly `targets` from now on; unchanged ones go on undisturbed.
@@ -153,3 +154,12 @@ class Watch:
             task = tasks.spawn(member.stop(), name=f"watch-stop:{name}")
             self._stopping.add(task)
             task.add_done_callback(self._stopping.discard)
+
+
+async def _all(timeout_s: float, events: Iterable[asyncio.Event]) -> bool:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await asyncio.gather(*(event.wait() for event in events))
+    except TimeoutError:
+        return False
+    return True

@@ -21,7 +21,8 @@ from tests.e2e.conftest import Engine
 from tests.e2e.fleet import MODEL, Fleet, Gateway, TinyModel, eventually, start_gateway
 from tests.e2e.talk import ask, cached_tokens, opening
 
-BLOCK_TOKENS = 16
+BLOCK_TOKENS = {"vllm": 32}
+"""Of the engines' own blocks, see run_replicas.py; else the gateway's 16 count."""
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,8 @@ def test_prompts_are_counted_as_the_engine_counts_them(exact: Gateway) -> None:
         assert counted == answer.json()["usage"]["prompt_tokens"]
 
 
-def test_a_second_turn_is_predicted_to_the_block(exact: Gateway) -> None:
+def test_a_second_turn_is_predicted_to_the_block(exact: Gateway, engine: Engine) -> None:
+    block = BLOCK_TOKENS.get(engine.name, 16)
     messages = opening(4100)
     first = ask(exact, messages)
     text = first.json()["choices"][0]["message"]["content"]
@@ -58,8 +60,9 @@ def test_a_second_turn_is_predicted_to_the_block(exact: Gateway) -> None:
     predicted = int(second.headers["x-gateway-prefix"].partition("/")[0])
 
     assert second.headers["x-gateway-backend"] == first.headers["x-gateway-backend"]
-    assert predicted % BLOCK_TOKENS == 0
-    assert 0 < predicted <= cached_tokens(second.json()["usage"]) + BLOCK_TOKENS
+    assert predicted % block == 0
+    # text may be tokenized otherwise than it was sampled: the block with the answer is no hit then
+    assert 0 < predicted <= cached_tokens(second.json()["usage"]) + block
 
 
 @pytest.mark.parametrize("kind", list(KINDS))

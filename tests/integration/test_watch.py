@@ -43,6 +43,30 @@ async def test_models_are_known_before_the_first_round_ends(sink: Recorder) -> N
         assert sink.served[0] == {"m": ("a",)}
 
 
+async def test_metrics_and_block_size_are_known_at_first_and_followed(
+    sink: Recorder,
+) -> None:
+    a = Backend("a")
+    told: list[int | None] = []
+
+    def on_block_size() -> None:
+        told.append(sink.snapshots["a"][-1].block_tokens)
+
+    async with running(a), watching(sink, a.target, on_block_size=on_block_size) as watch:
+        assert await watch.first_round(30)
+        assert await watch.first_metrics(30)
+        assert told == [sink.snapshots["a"][0].block_tokens] != [None]
+
+        before = a.page
+        a.page = VLLM_PAGE.replace(b'block_size="', b'block_size="2')
+        assert a.page != before
+        await sink.until(lambda: len(told) == 2)
+        await sink.more_snapshots("a")
+
+    assert told == [told[0], sink.snapshots["a"][-1].block_tokens]
+    assert told[0] != told[1]
+
+
 async def test_hanging_metrics_leave_the_backend_up_and_the_others_on_time(
     sink: Recorder,
 ) -> None:
@@ -306,6 +330,14 @@ async def test_black_hole_holds_nobody(sink: Recorder) -> None:
     assert sink.ups["hole"] == [False]
     server.close()
     await server.wait_closed()
+
+
+async def test_first_metrics_are_not_waited_for_where_they_hang(sink: Recorder) -> None:
+    a = Backend("a")
+    a.page = None
+    async with running(a), watching(sink, a.target) as watch:
+        assert await watch.first_round(30)
+        assert not await watch.first_metrics(0.01)
 
 
 async def test_first_round_gives_up_in_time(sink: Recorder) -> None:

@@ -153,6 +153,7 @@ async def watching(
     sink: Sink,
     *targets: Target,
     on_models: Callable[[Mapping[str, tuple[str, ...]]], None] = lambda _: None,
+    on_block_size: Callable[[], None] = lambda: None,
     catalog: Catalog | None = None,
     pace: Pace = FAST,
 ) -> AsyncIterator[Watch]:
@@ -162,6 +163,7 @@ async def watching(
         catalog or Catalog(lambda: 1.0),
         pace=pace,
         on_models=on_models,
+        on_block_size=on_block_size,
         rng=Random(1),
         clock=monotonic,
     )

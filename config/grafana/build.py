@@ -231,6 +231,11 @@ def gateway() -> list[Panel]:
         chart("Errors answered", Query(rate("gateway_errors_total", "code"), "{{code}}"), unit="reqps"),
         chart("Routed on part of the truth", Query(rate("gateway_fallback_total", "reason"), "{{reason}}"), unit="reqps", text="For example a prompt whose template could not be rendered."),
         chart("Reloads", Query("sum by (instance, result) (increase(gateway_reloads_total[5m]))", "{{instance}} {{result}}"), text="In five minutes."),
+        chart(
+            "Certificates end in",
+            Query("min by (instance, side, backend) (gateway_tls_certificate_expiry_timestamp_seconds) - time()", "{{instance}} {{side}} {{backend}}"),
+            unit="s", below_zero=True, text="Below 0 = ended. Needs listen.tls, or a backend's tls.cert.",
+        ),
         chart("Requests that a file could not take", Query("sum by (instance, file) (increase(gateway_file_dropped_requests_total[5m]))", "{{instance}} {{file}}"), text="In five minutes. Needs usage_log.path or record."),
         Panel("Running", (Query("time() - process_start_time_seconds * on (instance) group_left (version) gateway_build_info", "{{instance}} {{version}}"),), "s", "stat", text="Since the last start."),
     ]  # fmt: skip

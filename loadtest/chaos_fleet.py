@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from loadtest.bench.peers import free_port
+from gateway.sim.ports import free_port
 
 MODEL = "sim"
 READY_S = 60.0

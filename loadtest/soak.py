@@ -21,7 +21,8 @@ from pathlib import Path
 import orjson
 import uvloop
 
-from loadtest.bench.peers import Peer, free_port, spawn
+from gateway.sim.ports import free_port
+from loadtest.bench.peers import Peer, spawn
 
 CLIENTS = 48
 BACKENDS = 3

@@ -7,11 +7,11 @@ reaches the parent, which then ends them in order).
 import asyncio
 import contextlib
 import re
-import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 
+from gateway.sim.ports import free_port
 from gateway.tasks import spawn, stop
 
 READY_S = 30.0  # a cold interpreter on a busy two-core machine needs about 2 s
@@ -103,14 +103,7 @@ def gateway(
 ) -> contextlib.AbstractAsyncContextManager[list[str]]:
     """Run a gateway over `backends`; yields its one data URL."""
     flags = [item for url in backends for item in ("--backend", url)]
-    ports = ["--port", str(free_port()), "--admin-port", str(free_port())]
+    port = free_port(2)
+    ports = ["--port", str(port), "--admin-port", str(port + 1)]
     quiet = ["--set", "log.requests=false"]
     return child(["serve", *flags, "--host", "127.0.0.1", *ports, "--policy", policy, *quiet], 1)
-
-
-def free_port() -> int:
-    """Return a port of the loopback address that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port

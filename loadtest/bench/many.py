@@ -9,6 +9,7 @@ from urllib.request import urlopen
 
 import uvloop
 
+from gateway.sim.ports import free_port
 from loadtest.bench import load, peers
 from loadtest.bench.peers import Peer
 
@@ -30,7 +31,7 @@ class Many:
 
 def measure(streams: int, upstreams: list[int], core: int) -> Many | None:
     """Open `streams` streams of one event per second, hold them, read the gateway's figures."""
-    port, admin = peers.free_port(), peers.free_port()
+    port, admin = free_port(), free_port()
     command = [sys.executable, "-m", "gateway.cli.main", "serve", "--port", str(port)]
     command += ["--admin-port", str(admin), "--set", "log.requests=false"]
     for upstream in upstreams:

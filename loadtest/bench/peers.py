@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from gateway.sim.ports import free_port
+
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".cache" / "bench"
 READY_S = 40.0
@@ -76,13 +78,6 @@ class Peer:
         except subprocess.TimeoutExpired:
             os.killpg(with_group, signal.SIGKILL)
             self.process.wait(5)
-
-
-def free_port() -> int:
-    """Return a port nobody listens on."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def start(name: str, upstreams: list[int], core: int) -> Peer | None:

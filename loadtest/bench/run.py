@@ -18,6 +18,7 @@ from pathlib import Path
 import orjson
 import uvloop
 
+from gateway.sim.ports import free_port
 from loadtest.bench import load, many, peers
 from loadtest.bench.peers import Peer
 
@@ -179,7 +180,7 @@ def main() -> int:
 
 
 def _upstream() -> Peer:
-    port = peers.free_port()
+    port = free_port()
     command = [sys.executable, "-m", "loadtest.bench.upstream", str(port)]
     peer = peers.spawn("upstream", command, port, LOAD_CORE)
     if peer is None:

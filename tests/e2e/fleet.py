@@ -7,7 +7,6 @@ here ends a test that hangs: it never decides whether one passes.
 import http.client
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,8 @@ from urllib.parse import urlsplit
 
 import orjson
 from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.sim.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 ENGINES = ROOT / "tests" / "engines"
@@ -170,7 +171,7 @@ def start_fleet(
     argv = [sys.executable, str(ENGINES / "run_replicas.py"), "--engine", engine, "--survive"]
     argv += ["--bin", python, "--model", loads[engine], "--name", MODEL, "--count", str(count)]
     argv += ["--pin", "--timeout", "400", "--log-dir", str(log_dir)]
-    first = free_run(2 * count) if engine == "vllm" else 0
+    first = free_port(2 * count) if engine == "vllm" else 0
     argv += ["--kv-events-port", str(first)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as manager:
         try:
@@ -221,37 +222,11 @@ class Gateway:
         return sum(value for have, value in rows if labels.items() <= have.items())
 
 
-def free_ports(count: int) -> list[int]:
-    """Return ports nobody listens on now; held together, so that they differ."""
-    holders = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [int(holder.getsockname()[1]) for holder in holders]
-    finally:
-        for holder in holders:
-            holder.close()
-
-
-def free_run(count: int) -> int:
-    """Return the first of `count` ports in a row that nobody listens on now."""
-    while True:
-        (first,) = free_ports(1)
-        holders: list[socket.socket] = []
-        try:
-            for port in range(first, first + count):
-                holders.append(socket.create_server(("127.0.0.1", port)))  # noqa: PERF401 - closed below
-        except (OSError, OverflowError):
-            continue
-        else:
-            return first
-        finally:
-            for holder in holders:
-                holder.close()
-
-
 @contextmanager
 def start_gateway(arguments: list[str], log_dir: Path) -> Iterator[Gateway]:
     """Run `radixgate serve` until the block ends; it must then stop by itself, in order."""
-    data, admin = free_ports(2)
+    data = free_port(2)
+    admin = data + 1
     log = log_dir / f"gateway-{data}.log"
     argv = [sys.executable, "-m", "gateway.cli.main", "serve", *arguments]
     argv += ["--set", "timeouts.drain_delay_s=0"]  # there is no load balancer to be told

@@ -9,13 +9,13 @@ import contextlib
 import os
 import re
 import shutil
-import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from gateway.sim.ports import free_port
 from gateway.telemetry.record import RequestRecord
 from tests.integration.rig import (
     DONE,
@@ -104,11 +104,6 @@ def caddy_command(site: Site) -> list[str]:
 
 
 COMMANDS = {"nginx": nginx_command, "caddy": caddy_command}
-
-
-def free_port() -> int:
-    with socket.create_server((HOST, 0)) as sock:
-        return int(sock.getsockname()[1])
 
 
 async def accepts(port: int) -> bool:

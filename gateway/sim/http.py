@@ -196,7 +196,8 @@ class Face:
             raise ConnectionResetError("client left before the answer's head")
 
         def send(events: list[bytes]) -> None:
-            transport.write(b"".join([b"%x\r\n%b\r\n" % (len(e), e) for e in events]))
+            if not transport.is_closing():  # the client left, which the handler hears of later
+                transport.write(b"".join([b"%x\r\n%b\r\n" % (len(e), e) for e in events]))
 
         head = generation.stream_to(send, transport.get_write_buffer_size)
         await response.write(b"")  # the answer's head, before any token: as uvicorn does

@@ -1,4 +1,4 @@
-"""Cases R17, R18, R20: the prefix index under unique prompts, emptied, and the price of a long one."""
+"""Cases R16, R17, R18, R20: the prefix index over its size, emptied, and the price of a long prompt."""
 
 import tracemalloc
 from array import array
@@ -159,3 +159,35 @@ def test_r19_prefills_nobody_will_see_the_end_of_are_kept_in_a_bounded_number(
     for ticket in tickets:
         core.finish(ticket, done(), 0.1)
     assert core.backends(0.1)[0].owed_prefill_s == 0.0
+
+
+# -- R16
+
+
+def test_r16_heads_survive_tails_when_twice_the_capacity_came() -> None:
+    trie = RadixTrie()
+    trie.add_backend(0, 400)
+    heads = [unique(1_000 + group, 10) for group in range(10)]
+    tails = [unique(2_000 + number, 6) for number in range(120)]
+    for number, tail in enumerate(tails):  # ten groups by turns: 100 blocks of heads, 720 of tails
+        trie.insert(0, heads[number % 10] + tail, float(number))
+        trie.settle(0)
+
+    assert trie.blocks(0) <= 400
+    assert [trie.depths(head) for head in heads] == [{0: 10}] * 10
+    assert trie.depths(heads[0] + tails[0]) == {0: 10}
+    assert trie.depths(heads[9] + tails[119]) == {0: 16}
+
+
+def test_r16_what_is_left_of_a_prompt_is_its_beginning() -> None:
+    """A block without those before it is of no use: every block held is one that can be hit."""
+    trie = RadixTrie()
+    trie.add_backend(0, 55)
+    prompts = [unique(number, 10) for number in range(11)]
+    for number, prompt in enumerate(prompts):
+        trie.insert(0, prompt, float(number))
+        trie.settle(0)
+
+    depths = [trie.depths(prompt).get(0, 0) for prompt in prompts]
+    assert depths == [0, 0, 0, 0, 0, 5, 10, 10, 10, 10, 10]
+    assert sum(depths) == trie.blocks(0) == 55

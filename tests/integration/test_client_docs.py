@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from gateway.config.load import load
+from gateway.edge.http import session_of, sort_headers
 from tests.integration.rig import Conn, Received, ok_chat, running
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -51,6 +52,16 @@ def test_codexs_file_is_toml_that_names_the_responses_api() -> None:
     provider = tomllib.loads(text)["model_providers"]["radixgate"]
     assert provider["wire_api"] == "responses"
     assert provider["base_url"].endswith("/v1")
+
+
+def test_open_webuis_header_for_the_chat_is_read_as_a_session_and_its_user_handed_on() -> None:
+    named = "\n".join(blocks("clients.md", "sh"))
+    header = re.findall(r"FORWARD_SESSION_INFO_HEADER_CHAT_ID=(\S+)", named)
+    assert len(header) == 1
+    user = (b"X-OpenWebUI-User-Id", b"u1")
+    picked, forward = sort_headers([(header[0].encode(), b"chat-1"), user])
+    assert session_of(picked) == "chat-1"
+    assert b"X-OpenWebUI-User-Id: u1\r\n" in forward
 
 
 def test_the_gateways_blocks_are_configurations(

@@ -47,7 +47,7 @@ from gateway.stopping import Stopping
 from gateway.telemetry.lag import watch_lag
 from gateway.telemetry.logs import Logs
 from gateway.telemetry.metrics import Telemetry
-from gateway.tls import Certificates
+from gateway.tls import Certificates, Plan
 from gateway.watch.catalog import Catalog
 from gateway.watch.poller import Watch
 from gateway.wiring import needs_restart, pace_of, targets_of, upstream_specs
@@ -187,7 +187,7 @@ class App:
         async with self._reloading:
             try:
                 with told_if_slow("the configuration"):
-                    loaded = await self._read()
+                    loaded, certificates = await self._read()
                 restart = needs_restart(self._started_with, loaded.config)
                 changed = await asyncio.to_thread(changes, self.config, loaded.config)
                 keys = self._upstreams.keys()
@@ -195,7 +195,8 @@ class App:
                     self._journals.changing(loaded.config),
                     self._discovery.planned(loaded.config) as found,
                 ):
-                    self._apply(loaded.config, found)
+                    with self._certificates.taking(certificates):
+                        self._apply(loaded.config, found)
                 await self._open_door()
                 changed += changed_secrets(keys, self._upstreams.keys())
             except ConfigErrors as errors:
@@ -324,14 +325,14 @@ class App:
         for what, name in changed_names(before, expanded):
             _log.info("backend %s %s", name, what)
 
-    async def _read(self) -> Loaded:
+    async def _read(self) -> tuple[Loaded, Plan]:
         """Read the configuration and every file that it names, in threads: a mount may hang."""
         await self._file.take()
         loaded = await asyncio.to_thread(self._source.load)
         await asyncio.to_thread(self._tokenizers.prompters, loaded.config)
-        await asyncio.to_thread(self._certificates.read, loaded.config)
+        certificates = await asyncio.to_thread(self._certificates.plan, loaded.config)
         await asyncio.to_thread(self._state.check, loaded.config.state)
-        return loaded
+        return loaded, certificates
 
     async def _take_found(self) -> None:
         """Take the backends that discovery has now, in one step.

@@ -7,7 +7,8 @@ except where a context is only looked up. Must never log or keep a key.
 import logging
 import os
 import ssl
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from time import time  # noqa: TID251 - certificates have dates
@@ -70,6 +71,13 @@ class _Held:
     told: str | None = None
 
 
+class Plan(NamedTuple):
+    """What a configuration needs: contexts by their settings, and which of them are for what."""
+
+    held: dict[Settings, _Held]
+    uses: Mapping[Use, Settings]
+
+
 class Certificates:
     """The contexts of one gateway, by their settings: backends that say the same share one."""
 
@@ -93,13 +101,29 @@ class Certificates:
         return bool(self._held)
 
     def read(self, config: Config) -> None:
+        """Make and take what `config` needs; as `plan`."""
+        with self.taking(self.plan(config)):
+            pass
+
+    @contextmanager
+    def taking(self, plan: "Plan") -> Iterator[None]:
+        """Take what was planned for the block; put back what was held if the block is refused."""
+        before = self._held, self._uses, self._begun
+        self._held, self._uses, self._begun = plan.held, plan.uses, True
+        try:
+            yield
+        except BaseException:
+            self._held, self._uses, self._begun = before
+            raise
+
+    def plan(self, config: Config) -> "Plan":
         """Make what `config` needs and is not held yet, or was made of other files; blocking.
 
-        A certificate that is out of date is taken by the first call only: a gateway that starts had
+        What is held stays in force, and is renewed as before, until the plan is taken. A certificate that is out of date is taken by the first call only: a gateway that starts had
         better serve with it than not at all, one that runs had better go on with what it has.
 
         Raises:
-            ConfigErrors: a file cannot be used. What is held stays.
+            ConfigErrors: a file cannot be used.
         """
         made: dict[Settings, _Held] = {}
         uses = _wanted(config)
@@ -115,7 +139,7 @@ class Certificates:
                     )
                     raise ConfigErrors([problem]) from None
             made[settings] = held
-        self._held, self._uses, self._begun = made, uses, True
+        return Plan(made, uses)
 
     def refresh(self) -> bool:
         """Take changed files; return whether any context is another. Blocking.

@@ -1,6 +1,7 @@
 """What is wrong with certificate files, in words, and which contexts are made of them."""
 
 import datetime as dt
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,27 @@ def test_a_gateway_starts_with_a_certificate_that_is_out_of_date(dated: Dated) -
 
     assert dated.context() is not None
     assert dated.ends() == -1
+
+
+def test_a_plan_that_is_refused_leaves_the_certificate_in_force_and_its_renewal(
+    dated: Dated, files: Path
+) -> None:
+    dated.write(-30, 60)
+    dated.held.read(dated.config)
+    before = dated.context()
+    other = listening(files, cert="both.pem")
+
+    plan = dated.held.plan(other)
+    assert dated.ends() == 60  # nothing is taken yet
+    with suppress(ZeroDivisionError), dated.held.taking(plan):
+        assert dated.held.listener(other) is not before
+        raise ZeroDivisionError
+    assert dated.context() is before
+    assert dated.ends() == 60
+
+    dated.write(-1, 90)
+    assert dated.held.refresh()
+    assert dated.ends() == 90
 
 
 @pytest.mark.parametrize(("begins", "ends"), [(-90, -1), (1, 90)])

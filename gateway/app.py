@@ -361,7 +361,7 @@ class App:
 
     def _fit_blocks(self) -> None:
         """Chain prompts by the block sizes that the engines report now."""
-        changed = self._tokenizers.fit_blocks(self.dispatcher.block_tokens)
+        changed = self._tokenizers.fit_blocks(self.dispatcher.block_tokens, self._clock())
         for model in changed:
             self.dispatcher.forget_prefixes(model)
         if changed:

@@ -20,6 +20,9 @@ _FILES: Final = (
     *("chat_template.jinja", "chat_template.json"),
 )
 
+STEADY_S: Final = 60.0
+"""For so long an engine must tell a block size that would waste what is known."""
+
 Paths = tuple[str, str | None]
 """A tokenizer, and the chat template taken in place of its own."""
 
@@ -39,6 +42,7 @@ class Tokenizers:
         self._on_fallback = on_fallback
         self._held: dict[Paths, tuple[State, TokenPrompter]] = {}
         self._named: dict[str, TokenPrompter] = {}
+        self._sizes: dict[str, tuple[int, int, float]] = {}  # in use, told last, since when
         self._pool: EncoderPool | None = None
 
     def prompters(self, config: Config) -> dict[str, Prompter]:
@@ -59,16 +63,36 @@ class Tokenizers:
             prompter.cap_conversations(config.index.conversation_mib * 1024 * 1024)
         self._held = held
         self._named = {name: held[paths][1] for name, paths in named.items()}
+        self._sizes = {name: size for name, size in dict(self._sizes).items() if name in named}
         return dict(self._named)
 
-    def fit_blocks(self, told: Callable[[str], int | None]) -> list[str]:
-        """Chain by the block size that `told` gives for each model; return those it is new for."""
-        sizes = {name: told(name) for name in self._named}
+    def fit_blocks(self, told: Callable[[str], int | None], now: float) -> list[str]:
+        """Chain by the block size that `told` gives for each model; return those it is new for.
+
+        Each time all prefixes of the model are forgotten. One that the size in use is no multiple of
+        has to be told for `STEADY_S`: two engines behind one address tell theirs in turn.
+        """
         return [
             name
-            for name, size in sizes.items()
-            if size is not None and self._named[name].use_block_tokens(name, size)
+            for name, prompter in self._named.items()
+            if (size := self._steady(name, told(name), now)) is not None
+            and prompter.use_block_tokens(name, size)
         ]
+
+    def _steady(self, name: str, size: int | None, now: float) -> int | None:
+        """Return the size to use for a model: what is told, once that may be believed."""
+        if size is None:
+            return None
+        used, candidate, since = self._sizes.get(name) or (size, size, now)
+        if used % size == 0:
+            self._sizes[name] = (size, size, now)
+            return size
+        if candidate != size:
+            since = now
+        if now - since >= STEADY_S:
+            used = size
+        self._sizes[name] = (used, size, since)
+        return used
 
     def way(self, model: str) -> str | None:
         """Return what a model's chains depend on: its files and block size; None = no tokenizer."""

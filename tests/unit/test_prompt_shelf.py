@@ -9,7 +9,7 @@ import pytest
 from gateway.config.schema import Config, ModelConfig
 from gateway.core.prompter import BytePrompter
 from gateway.prompt.load import TokenizerProblem
-from gateway.prompt.shelf import Tokenizers
+from gateway.prompt.shelf import STEADY_S, Tokenizers
 from gateway.prompt.tokens import TokenPrompter
 from tests.tokenizer_kit import write_tokenizer
 
@@ -127,11 +127,37 @@ def test_blocks_are_as_large_as_the_engines_of_each_model(shelf: Tokenizers, fil
     found = shelf.prompters(config(a=file, b=file, c=None))
     sizes = {"a": 32, "b": None, "c": 64}
 
-    assert shelf.fit_blocks(sizes.get) == ["a"]
-    assert shelf.fit_blocks(sizes.get) == []
+    assert shelf.fit_blocks(sizes.get, 0.0) == ["a"]
+    assert shelf.fit_blocks(sizes.get, 1.0) == []
     prompter = found["a"]
     assert isinstance(prompter, TokenPrompter)
     assert [prompter.block_tokens_of(name) for name in "ab"] == [32, 16]
+
+
+def test_block_sizes_told_in_turn_change_them_once(shelf: Tokenizers, file: Path) -> None:
+    found = shelf.prompters(config(a=file))["a"]
+    assert isinstance(found, TokenPrompter)
+    changed = [
+        now
+        for now in range(1000)
+        for _ in shelf.fit_blocks({"a": (64, 32)[now % 2]}.get, float(now))
+    ]
+
+    assert changed == [0, 1]
+    assert found.block_tokens_of("a") == 32
+
+
+def test_larger_blocks_are_taken_when_they_have_been_told_for_a_minute(
+    shelf: Tokenizers, file: Path
+) -> None:
+    shelf.prompters(config(a=file))
+    assert shelf.fit_blocks({"a": 32}.get, 0.0) == ["a"]
+
+    assert shelf.fit_blocks({"a": 48}.get, 10.0) == []
+    assert shelf.fit_blocks({"a": 64}.get, 20.0) == []
+    assert shelf.fit_blocks({"a": 64}.get, 20.0 + STEADY_S - 1) == []
+    assert shelf.fit_blocks({"a": 64}.get, 20.0 + STEADY_S) == ["a"]
+    assert shelf.fit_blocks({"a": 16}.get, 81.0) == ["a"]
 
 
 def test_another_chat_template_is_another_prompter(shelf: Tokenizers, file: Path) -> None:

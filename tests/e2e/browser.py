@@ -16,7 +16,7 @@ import orjson
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome-headless-shell")
 _START_S = 60.0
-_WAIT_S = 20.0
+_WAIT_S = 60.0
 _ARGUMENTS = (
     "--headless=new",
     "--no-sandbox",  # tests may run as root

@@ -106,7 +106,7 @@ class ApiServer:
     url: str = ""
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20), self.changed:
+        async with asyncio.timeout(60), self.changed:
             await self.changed.wait_for(condition)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:

@@ -15,7 +15,7 @@ from tests.kv_kit import SeenIndex, ToyEngine, chain, seed, talk
 ANY = "tcp://127.0.0.1:*"
 
 
-async def until(condition: Callable[[], Any], *, within_s: float = 20.0) -> None:
+async def until(condition: Callable[[], Any], *, within_s: float = 60.0) -> None:
     """Let the loop run until `condition` holds."""
     async with asyncio.timeout(within_s):
         while not condition():  # noqa: ASYNC110 - sockets have no event for "applied"

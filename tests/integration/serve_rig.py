@@ -14,7 +14,7 @@ from tests.integration.rig import Answer, Backend, Client, Script, closed, get, 
 _READY = re.compile(
     rb"radixgate ready: http://127\.0\.0\.1:(\d+)/v1 admin http://127\.0\.0\.1:(\d+)"
 )
-WAIT_S = 20.0  # what does not come within this does not come
+WAIT_S = 60.0  # what does not come within this does not come
 
 
 @dataclass

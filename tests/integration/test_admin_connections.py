@@ -37,7 +37,7 @@ async def come(rig: Rig, made: list[Client], sends: bytes = b"") -> Client:
 
 async def gone(client: Client) -> bool:
     try:
-        return await asyncio.wait_for(client.reader.read(1), 20) == b""
+        return await asyncio.wait_for(client.reader.read(1), 60) == b""
     except ConnectionError:
         return True
 

@@ -139,7 +139,7 @@ async def test_a_signal_before_the_start_ends_in_order() -> None:
         accepted = asyncio.get_running_loop().run_in_executor(None, hole.accept)
         conn, _ = await accepted
         process.send_signal(signal.SIGTERM)
-        code = await asyncio.wait_for(process.wait(), 20)
+        code = await asyncio.wait_for(process.wait(), 60)
         conn.close()
 
     assert code == 0

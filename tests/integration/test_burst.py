@@ -9,7 +9,7 @@ import pytest
 from gateway.core.waiting import AGING
 from tests.integration.rig import chat, eventually, gateway, post, running
 from tests.integration.sim_rig import live_replica
-from tests.integration.test_queue import CHAT, TIGHT, Held, ask, begin, waiting
+from tests.integration.test_queue import CHAT, TIGHT, Held, ask, begin, lapse, waiting
 
 BURST = 300
 MODEL = "tiny"
@@ -96,16 +96,20 @@ async def test_what_waits_goes_in_the_specified_order() -> None:
 
 async def test_r36_every_denial_of_admission_is_a_429_or_503_that_says_when() -> None:
     backend = Held()
-    settings = (*TIGHT, "classes.chat.max_waiting=1", "classes.chat.max_wait_s=0.2")
+    settings = (*TIGHT, "classes.chat.max_waiting=1")
     async with running(backend, settings=settings) as rig:
         tasks = await begin(rig, ask("a"), ask("waits"))
         full = await rig.ask(ask("full"))
+        lapse(rig)
         late = await tasks.pop()
         backend.go.release()
         await asyncio.gather(*tasks)
         dispatcher, clock = rig.handler.dispatcher, rig.handler.clock
         dispatcher.set_up(dispatcher.backends(clock())[0].name, False, clock())
-        nobody = await rig.ask(post(CHAT, chat("hi")))
+        (vain,) = await begin(rig, post(CHAT, chat("hi")))
+        await eventually(lambda: waiting(rig) == 1)
+        lapse(rig)
+        nobody = await vain
 
         assert [(a.status, a.code) for a in (full, late, nobody)] == [
             (429, "queue_full"),

@@ -70,7 +70,7 @@ async def flood(client: Client, piece: bytes, limit: int) -> int:
     return sent
 
 
-async def until_closed(client: Client, seconds: float = 5.0) -> bytes:
+async def until_closed(client: Client, seconds: float = 20.0) -> bytes:
     async with asyncio.timeout(seconds):
         return await client.reader.read()
 

@@ -39,7 +39,7 @@ QUICK = (
     "discovery.interval_s=0.05",
     "routing.policy=round_robin",
 )
-LONG_S = 20.0
+LONG_S = 60.0
 
 
 @asynccontextmanager

@@ -33,12 +33,12 @@ class Ear:
     async def until(self, *pods: str) -> None:
         """Wait for exactly these `NAME=ADDRESS`, at port 8000."""
         wanted = [pod.replace("=", "=http://") + ":8000" for pod in pods]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while self.last != wanted:
                 self.last = await self.said.get()
 
     async def until_failed(self, reason: str) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not (isinstance(self.last, str) and reason in self.last):
                 self.last = await self.said.get()
 

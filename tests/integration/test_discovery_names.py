@@ -31,7 +31,7 @@ class Ear:
 
     async def until(self, wanted: list[str] | str) -> None:
         """Wait until it says this; text is looked for in a failure's reason."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while True:
                 said = await self.said.get()
                 if said == wanted or (isinstance(wanted, str) and wanted in said):

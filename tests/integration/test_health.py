@@ -21,6 +21,7 @@ from tests.integration.rig import (
     Received,
     Rig,
     Script,
+    Still,
     chat,
     chat_event,
     eventually,
@@ -36,18 +37,7 @@ STREAM = post("/v1/chat/completions", chat(stream=True))
 IN_TURN = ("poll.interval_s=60", "health.interval_s=60", "routing.policy=round_robin")
 # Probed often, and with patience: on a busy machine no answer that comes is taken for none.
 WATCHED = ("health.interval_s=0.05", "health.timeout_s=20", "poll.interval_s=60")
-LONG_S = 20.0
-
-
-class Still(Clock):
-    """A clock that stands still but for `skip`: no delay is over before a test says so."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._began = asyncio.get_running_loop().time()
-
-    def __call__(self) -> float:
-        return self._began + self._ahead
+LONG_S = 60.0
 
 
 class Moody(Backend):

@@ -69,7 +69,7 @@ async def test_r19_no_table_grows_with_requests_users_or_conversations(
     keys = [{"name": "team", "sha256": digest("sk-team"), "requests_per_minute": 10**9}]
     file = tmp_path / "gateway.yaml"
     file.write_bytes(orjson.dumps({"keys": keys}))
-    async with running(engine, engine, file=str(file), within_s=60) as rig:
+    async with running(engine, engine, file=str(file), within_s=100) as rig:
         rig.app.dispatcher._fleet.trie.max_bytes = INDEX_BYTES
         sizes = []
         for number in range(3):

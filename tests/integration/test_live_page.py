@@ -27,7 +27,7 @@ from tests.integration.rig import (
     running,
 )
 
-_WAIT_S = 20.0
+_WAIT_S = 60.0
 _NEVER_S = 3600.0
 Client = TestClient[Any, Any]
 

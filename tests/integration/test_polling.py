@@ -22,7 +22,7 @@ from tests.integration.watch_rig import Backend as Watched
 from tests.integration.watch_rig import running as watched
 
 CHAT = post("/v1/chat/completions", chat())
-LONG_S = 20.0
+LONG_S = 60.0
 
 
 @dataclass

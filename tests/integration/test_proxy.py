@@ -152,7 +152,7 @@ async def proxied(name: str, tmp_path: Path, *scripts: Script) -> AsyncIterator[
     cert = authority.issue("site")
     trusted = ("trusted_proxies=[127.0.0.1]",)
     async with (
-        running(*scripts or (ok_chat,), settings=trusted, within_s=20) as rig,
+        running(*scripts or (ok_chat,), settings=trusted) as rig,
         program(name, tmp_path, cert, rig.port) as port,
     ):
         front = _Front(rig.app, rig.backends, rig.clients, client_context(authority))

@@ -29,7 +29,7 @@ from tests.integration.rig import (
 )
 
 CHAT = "/v1/chat/completions"
-LONG_S = 20.0
+LONG_S = 60.0
 NEVER = ("reload.watch=false",)
 QUICK = ("reload.interval_s=0.02",)
 

@@ -26,7 +26,7 @@ def sdk(live: Live) -> openai.AsyncOpenAI:
 async def settle(live: Live, *, running: int) -> None:
     """Wait until the engine holds `running` sequences; a wrong one ends in a timeout."""
     engine = live.replica.engine
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while engine.running + engine.waiting != running:  # noqa: ASYNC110 - sans-io: no event
             await asyncio.sleep(0.001)
 
@@ -161,9 +161,9 @@ async def test_a_client_that_leaves_frees_the_engine_at_once(stream: bool) -> No
 async def test_an_idle_connection_is_closed_after_five_seconds() -> None:
     async with live_replica() as live:
         reader, writer = await asyncio.open_connection("127.0.0.1", live.port)
+        before = time.monotonic()
         writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
         await reader.readuntil(b"\r\n\r\n")
-        before = time.monotonic()
         rest = await reader.read()
         idle = time.monotonic() - before
         writer.close()

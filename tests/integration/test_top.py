@@ -8,6 +8,7 @@ import os
 import pty
 import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -28,8 +29,16 @@ from tests.integration.rig import chat, ok_chat, post, running
 from tests.unit.cli.test_top_view import frame
 
 ROOT = Path(__file__).resolve().parents[2]
-_WAIT_S = 20.0
+_WAIT_S = 60.0
 TOP = [sys.executable, "-m", "gateway.cli.main", "top", "--gateway"]
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """Hold a port where nobody listens, so that nobody else can meanwhile."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 class Gateway:
@@ -99,7 +108,7 @@ async def piped(url: str, *more: str, **env: str) -> tuple[int, str, str]:
 
 
 async def test_piped_it_prints_a_real_gateway_once_and_exits() -> None:
-    async with running(ok_chat, ok_chat, within_s=60) as rig:
+    async with running(ok_chat, ok_chat) as rig:
         await rig.ask(post("/v1/chat/completions", chat(), "x-request-id: asked-1"))
         code, out, err = await piped(rig.app.admin_url)
     assert (code, err) == (0, "")
@@ -126,11 +135,11 @@ async def test_an_interval_prints_again_until_the_reader_has_enough() -> None:
             assert process.returncode == 1  # interrupted, as every command that is
 
 
-async def test_no_gateway_is_one_line_and_exit_code_1(unused_tcp_port: int) -> None:
-    code, out, err = await piped(f"http://127.0.0.1:{unused_tcp_port}")
+async def test_no_gateway_is_one_line_and_exit_code_1(closed_port: int) -> None:
+    code, out, err = await piped(f"http://127.0.0.1:{closed_port}")
     assert (code, out) == (1, "")
     assert err.startswith(
-        f"radixgate top: no gateway answers at http://127.0.0.1:{unused_tcp_port} (Connection refused)"
+        f"radixgate top: no gateway answers at http://127.0.0.1:{closed_port} (Connection refused)"
     )
     assert err.count("\n") == 1
 
@@ -323,8 +332,8 @@ def test_in_a_terminal_a_signal_ends_it_gently(gateway: Gateway, number: signal.
         terminal.close()
 
 
-def test_in_a_terminal_without_a_gateway_it_says_so(unused_tcp_port: int) -> None:
-    terminal = Terminal(f"http://127.0.0.1:{unused_tcp_port}", 80, 24)
+def test_in_a_terminal_without_a_gateway_it_says_so(closed_port: int) -> None:
+    terminal = Terminal(f"http://127.0.0.1:{closed_port}", 80, 24)
     try:
         assert terminal.ended() == 1
         assert terminal.restored()

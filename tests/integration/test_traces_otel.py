@@ -33,7 +33,7 @@ CHAT = "/v1/chat/completions"
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 CONTEXT = f"traceparent: 00-{TRACE}-{SPAN}-01"
 STATE = "tracestate: vendor=opaque"
-_WAIT_S = 20.0
+_WAIT_S = 60.0
 
 
 @pytest.fixture(autouse=True)

@@ -106,7 +106,7 @@ async def ask(
         values = [orjson.loads(data)]
         text = text_of(api, values[0])
     cached, prompt = cached_of(api, values)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while app.handler.live:  # noqa: ASYNC110 - the books close a moment after the last byte
             await asyncio.sleep(0)
     return Turn(predicted, cached, prompt, values[-1], text)

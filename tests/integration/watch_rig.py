@@ -126,7 +126,7 @@ class Recorder:
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Wait until `holds`, looked at after each report; fail after 30 s."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not holds():
                 self.event.clear()
                 await self.event.wait()

@@ -15,7 +15,9 @@ from gateway.config.problems import ConfigErrors
 from gateway.config.schema import BackendConfig, BucketConfig, ClassConfig, Config, TimeoutsConfig
 
 _FEW = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
 

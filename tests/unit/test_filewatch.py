@@ -97,7 +97,7 @@ async def test_a_file_that_is_not_watched_reloads_nothing_until_it_is(
     file = ConfigFile("/f", settings)
     await file.take()
     following = asyncio.ensure_future(file.follow(reload))
-    await asyncio.wait_for(reloaded.wait(), 20)
+    await asyncio.wait_for(reloaded.wait(), 60)
     following.cancel()
     await asyncio.gather(following, return_exceptions=True)
 

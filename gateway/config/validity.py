@@ -17,7 +17,12 @@ SOON_S: Final = 14 * 86_400.0
 
 _MOST_BYTES = 1 << 20
 _DAY_S = 86_400.0
-_PEM = re.compile(rb"-----BEGIN (?:X509 )?CERTIFICATE-----([^-]+)-----END")
+# OpenSSL looks at the beginnings of lines alone, after a byte order mark: what is commented out is not
+# there. It takes all three names.
+_PEM = re.compile(
+    rb"(?:^|\A\xef\xbb\xbf)-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----([^-]+)^-----END",
+    re.MULTILINE,
+)
 _VERSION, _UTC_TIME, _GENERALIZED_TIME = 0xA0, 0x17, 0x18  # DER tags
 _LONG_FORM, _MOST_LENGTH_BYTES = 0x80, 4
 _CENTURY = "50"  # two digits of a year below are 20xx (RFC 5280, 4.1.2.5.1)

@@ -196,7 +196,7 @@ class _Routes:
             if wanted in (None, backend.name)
         ]
         if wanted is not None and not rows:
-            raise NotFound("no such backend", param="backend")
+            raise self._no_backend("backend")
         size = {"index_bytes": dispatcher.index_bytes, "index_nodes": dispatcher.index_nodes}
         hot = [asdict(prefix) for prefix in dispatcher.hot_prefixes(wanted)]
         return _json({**size, "backends": rows, "hot_prefixes": hot})
@@ -224,10 +224,15 @@ class _Routes:
     async def undrain(self, request: web.Request) -> web.Response:
         return self._drained(request, self._context.dispatcher.undrain)
 
+    def _no_backend(self, param: str) -> NotFound:
+        backends = self._context.dispatcher.backends(self._context.clock())
+        known = ", ".join(backend.name for backend in backends) or "none"
+        return NotFound(f"no such backend; there are: {known}", param=param)
+
     def _drained(self, request: web.Request, act: Callable[[str, float], bool]) -> web.Response:
         name = request.match_info["name"]
         if not act(name, self._context.clock()):
-            raise NotFound("no such backend", param="name")
+            raise self._no_backend("name")
         backends = self._context.dispatcher.backends(self._context.clock())
         backend = next(backend for backend in backends if backend.name == name)
         return _json({"name": name, "draining": backend.draining, "in_flight": backend.in_flight})

@@ -97,7 +97,7 @@ class ClientConnection(Receiver):
 
     def respond_error(self, request: HttpRequest, error: GatewayError) -> None:
         """Write an error answer."""
-        headers, body = self._listener.handler.error_answer(request, error)
+        headers, body = self._listener.handler.error_answer(request, error, peer=self.peer)
         self.respond(request, error.status, headers, body)
 
     def done(self) -> None:
@@ -229,7 +229,7 @@ class ClientConnection(Receiver):
         assert error is not None
         request = self._request
         target = self._target if request is None else b""
-        headers, body = self._listener.handler.error_answer(request, error, target)
+        headers, body = self._listener.handler.error_answer(request, error, target, peer=self.peer)
         self.transport.write(answer_head(error.status, headers, len(body), None) + body)
         self._linger()
 

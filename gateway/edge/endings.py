@@ -70,11 +70,10 @@ class Endings:
             None,
             None,
             None if key is None else key.name,
-            client=client.peer,
+            client=client.peer
+            if handler.proxies is None
+            else handler.client_of(request, client.peer),
         )
-        if handler.proxies is not None:
-            claimed = request.picked.get(b"x-forwarded-for")
-            self.record.client = handler.proxies.client(claimed, client.peer)
         self.ended = False
         self._body = request.body
         request.body = b""  # a head may be remembered, with the request it came with

@@ -187,7 +187,12 @@ class Handler:
         return None if exchange.ended else exchange
 
     def error_answer(
-        self, request: HttpRequest | None, error: GatewayError, target: bytes = b""
+        self,
+        request: HttpRequest | None,
+        error: GatewayError,
+        target: bytes = b"",
+        *,
+        peer: str = "",
     ) -> tuple[bytes, bytes]:
         """Count and render the answer to a request that did not become an exchange."""
         lines, body = self.render_error(request, error, target)
@@ -200,6 +205,7 @@ class Handler:
                 received_at=request.received_at if request is not None else self.clock(),
                 status=error.status,
                 outcome=error.outcome,
+                client=peer if request is None else self.client_of(request, peer),
             )
         )
         return lines, body
@@ -217,6 +223,12 @@ class Handler:
         return lines, error.body(anthropic=anthropic)
 
     # --- what exchanges use
+
+    def client_of(self, request: HttpRequest, peer: str) -> str:
+        """Return the address of who asks: its peer's, or what a trusted proxy says."""
+        if self.proxies is None:
+            return peer
+        return self.proxies.client(request.picked.get(b"x-forwarded-for"), peer)
 
     def at_capacity(self) -> GatewayError:
         """Return why no further request may begin."""

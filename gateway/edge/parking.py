@@ -79,5 +79,5 @@ def error_of(refusal: Refusal, waited_s: float) -> GatewayError:
         limit = f"classes.{refusal.detail}.max_wait_s, or what the client says it waits"
         message = f"No backend could start this within {waited_s:.1f} s ({limit})."
         return QueueTimeout(message, retry_after_s=retry)
-    message = f"No backend of `{refusal.detail[:100]}` came up within {waited_s:.1f} s."
+    message = f"No backend of `{refusal.detail[:100]}` became available within {waited_s:.1f} s."
     return NoBackend(message, retry_after_s=retry)

@@ -50,9 +50,14 @@ class Handler(Protocol):
         """Begin a complete request; None = it has been answered already."""
 
     def error_answer(
-        self, request: HttpRequest | None, error: GatewayError, target: bytes = b""
+        self,
+        request: HttpRequest | None,
+        error: GatewayError,
+        target: bytes = b"",
+        *,
+        peer: str = "",
     ) -> tuple[bytes, bytes]:
-        """Return (header lines, body) for an error, and count it.
+        """Return (header lines, body) for an error to `peer`, and count it.
 
         `target` is as much of the request's as was read when no request came of it.
         """

@@ -31,7 +31,7 @@ _NUMBER = re.compile(r"\[Errno (\d+)\]")
 def reason_of(error: Exception) -> str:
     """Return in words why TLS was not had: OpenSSL's, without its source lines."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"certificate not accepted: {error.verify_message}"
+        return f"certificate not accepted: {error.verify_message.partition(', certificate is')[0]}"
     reason = getattr(error, "reason", None)  # one that Python itself made has none
     if isinstance(error, ssl.SSLError) and reason:
         return str(reason).lower().replace("_", " ")

@@ -104,3 +104,4 @@ async def test_an_unknown_backend_is_a_404() -> None:
         for action in ("drain", "undrain"):
             status, said = await admin(rig, "POST", f"/backends/nobody/{action}")
             assert (status, said["error"]["code"]) == (404, "not_found")
+            assert "there are: backend-1" in str(said)

@@ -63,6 +63,19 @@ async def test_a_line_has_what_was_asked_done_and_paid() -> None:
     assert 0.01 < line["ttft_s"] <= line["total_s"]
 
 
+async def test_who_is_refused_at_the_head_is_named() -> None:
+    bad_method = b"BREW /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
+    async with running() as rig:
+        lines, logs = listen(rig)
+        assert (await rig.ask(post("/v1/nothing", {}))).status == 404
+        assert (await rig.ask(bad_method)).status >= 400
+        await rig.settled()
+        logs.close()
+
+    requests = [line for line in lines if line["event"] == "request"]
+    assert [line["client"] for line in requests] == ["127.0.0.1"] * 2
+
+
 async def test_who_leaves_the_queue_has_waited() -> None:
     go = asyncio.Event()
 

@@ -48,10 +48,15 @@ class Notes:
         connection.respond(request, 200, b"", b"{}")
 
     def error_answer(
-        self, request: HttpRequest | None, error: GatewayError, target: bytes = b""
+        self,
+        request: HttpRequest | None,
+        error: GatewayError,
+        target: bytes = b"",
+        *,
+        peer: str = "",
     ) -> tuple[bytes, bytes]:
         assert not (request and target)
-        self.seen.append({"error": error.status, "known": request is not None})
+        self.seen.append({"error": error.status, "known": request is not None, "peer": peer})
         return b"", error.body()
 
 

@@ -41,6 +41,12 @@ def test_each_kind_of_failure_has_one_wording(error: Exception, why: str) -> Non
     assert why_unreached(error) == why
 
 
+def test_a_name_that_does_not_match_is_told_without_the_name() -> None:
+    error = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    error.verify_message = "Hostname mismatch, certificate is not valid for 'vllm-a.internal'."
+    assert why_unreached(error) == "TLS failed: certificate not accepted: Hostname mismatch"
+
+
 def test_several_addresses_are_told_as_their_kinds_without_themselves() -> None:
     """As asyncio puts the errors of a host's addresses into one, which has no number."""
     error = OSError(

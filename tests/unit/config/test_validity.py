@@ -1,4 +1,5 @@
 import datetime as dt
+import ssl
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,28 @@ def test_the_validity_is_that_of_the_certificate_that_is_shown(
         file = tmp_path / name
         file.write_bytes(blob)
         assert validity_of(str(file)) == Validity(seconds(begins), seconds(ends))
+
+
+def test_what_openssl_passes_over_is_not_looked_at(tmp_path: Path) -> None:
+    def pem(ends: str) -> bytes:
+        since, until = (dt.datetime.fromisoformat(day) for day in ("2020-01-01", ends))
+        issued = trustme.CA().issue_cert("h", not_before=since, not_after=until)
+        return issued.private_key_and_cert_chain_pem.bytes()
+
+    old, good = pem("2021-01-01"), pem("2040-01-01")
+    file = tmp_path / "x.pem"
+    for mark in (b"# ", b" ", b"#"):
+        passed_over = b"".join(mark + line for line in old.splitlines(keepends=True))
+        file.write_bytes(passed_over + good)
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(file)
+        valid = validity_of(str(file))
+        assert valid is not None
+        assert valid.ends == seconds("2040-01-01")
+
+    valid = validity_of(str(file))
+    for text in (b"\xef\xbb\xbf" + good, good.replace(b"\n", b"\r\n")):
+        file.write_bytes(text)
+        assert validity_of(str(file)) == valid
 
 
 def test_what_is_no_certificate_has_no_validity(tmp_path: Path) -> None:
